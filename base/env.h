@@ -1,0 +1,63 @@
+// The only door to files, clocks and randomness, so that tests can inject faults and time.
+//
+// Threads: every method may be called from any thread. File objects are used by one thread at a time, except read_at,
+// which may run concurrently. Ownership: Env outlives the files it opened.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/error.h"
+
+namespace carrel {
+
+using Bytes = std::vector<std::byte>;
+
+class File {
+ public:
+  virtual ~File() = default;
+  /// Reads up to out.size() bytes at the offset; fewer only at the end of the file.
+  virtual Result<size_t> read_at(uint64_t offset, std::span<std::byte> out) = 0;
+  virtual Status write_at(uint64_t offset, std::span<const std::byte> bytes) = 0;
+  virtual Status truncate(uint64_t size) = 0;
+  /// Data and size are durable when this returns.
+  virtual Status sync() = 0;
+  virtual Result<uint64_t> size() = 0;
+};
+
+enum class Open { kRead, kReadWrite, kCreate /* read-write, made when absent */, kCreateNew /* fails when present */ };
+
+class Env {
+ public:
+  virtual ~Env() = default;
+
+  virtual Result<std::unique_ptr<File>> open(const std::string& path, Open mode) = 0;
+  virtual Status rename(const std::string& from, const std::string& to) = 0;
+  virtual Status remove(const std::string& path) = 0;
+  virtual Status remove_all(const std::string& path) = 0;
+  virtual Status make_dirs(const std::string& path) = 0;
+  /// Makes renames and creations in the folder durable.
+  virtual Status sync_dir(const std::string& path) = 0;
+  virtual Result<std::vector<std::string>> list(const std::string& dir) = 0;  // names, sorted
+  virtual bool exists(const std::string& path) = 0;
+  virtual bool is_dir(const std::string& path) = 0;
+
+  virtual int64_t wall_ms() = 0;  // Unix time; for showing and expiry
+  virtual int64_t mono_ns() = 0;  // for ages and deadlines
+  virtual void sleep_ms(int64_t ms) = 0;
+  virtual void random(std::span<std::byte> out) = 0;  // cryptographic
+
+  /// The real machine. Lives for the whole process.
+  static Env* real();
+};
+
+/// A whole file; refuses one larger than max_bytes.
+Result<std::string> read_file(Env* env, const std::string& path, uint64_t max_bytes = uint64_t{1} << 30);
+/// Temporary file, sync, rename, sync of the folder: after a crash the old or the new content is there, whole.
+Status write_file_atomic(Env* env, const std::string& path, std::string_view content, int mode = 0600);
+
+}  // namespace carrel
