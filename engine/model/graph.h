@@ -1,0 +1,86 @@
+// A model, described once: a family emits nodes from the closed vocabulary of kernels/ops.h over typed values with symbolic sizes
+// (tokens, outputs), and declares its states. Everything else (execution, golden comparison node by node, later the plan) reads this description.
+//
+// Threads: built by one thread, immutable afterwards; run by the step thread. Weights are borrowed from the Weights object.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "base/error.h"
+#include "engine/state/spec.h"
+#include "kernels/ops.h"
+
+namespace carrel {
+
+using ValueId = int;  // index into Graph::values
+constexpr ValueId kNoValue = -1;
+
+enum class Rows : uint8_t { kTokens, kOutputs };
+
+struct Value {
+  std::string name;  // "layers.3.attn_out": what `carrel golden --localise` prints
+  int width = 0;     // float32 or int32 elements per row
+  bool is_int = false;
+  Rows rows = Rows::kTokens;
+};
+
+namespace node {
+struct Embed { Matrix table; float scale = 1; ValueId y; };
+struct Linear { Matrix w; const float* bias = nullptr; ValueId x; int x_begin = 0; ValueId y; int y_begin = 0; };
+struct RmsNorm { ValueId x; const float* weight = nullptr; float eps = 0; int dim = 0; ValueId y; };  // dim: width of one normalised group
+struct Rope { ValueId x; RopeArgs args; int table = 0; };                                           // in place; table: index into Graph::ropes
+struct Gated { Act act; ValueId gate, up; float limit = 0; ValueId y; };
+struct Add { ValueId a, b, y; };
+struct Softcap { ValueId x; float cap = 0; };
+struct Repeat { ValueId x; int times = 1; ValueId y; };  // y = [x x …]: residual streams
+struct GatherOutputs { ValueId x, y; };                  // token rows whose logits are wanted
+struct Route { RouteArgs args; ValueId scores, ids, weights; };
+struct Experts { std::vector<Expert> experts; Act act; float limit = 0; int top_k = 0; ValueId x, ids, weights, y; };
+struct StoreRows { ValueId x; int col = 0; StateRows rows; };
+struct Attention { ValueId q; StateRows kv; AttentionArgs args; ValueId y; };
+struct Compress { ValueId c, z; CompressArgs args; Ring ring; StateRows rows, tail; };
+struct IndexTopk { ValueId q, w; int n_heads = 0, dim = 0, top_k = 0; StateRows keys; ValueId selected; };
+struct SparseAttention { ValueId q; StateRows window; bool has_compressed = false; StateRows compressed; ValueId selected = kNoValue; int top_k = 0; SparseArgs args; ValueId y; };
+struct HcPre { HcArgs args; ValueId x, y, post, comb; };
+struct HcPost { int n_streams = 0, width = 0; ValueId f, x, post, comb, y; };
+struct HcHead { HcArgs args; ValueId x, y; };
+}  // namespace node
+
+using Node = std::variant<node::Embed, node::Linear, node::RmsNorm, node::Rope, node::Gated, node::Add, node::Softcap, node::Repeat, node::GatherOutputs,
+                          node::Route, node::Experts, node::StoreRows, node::Attention, node::Compress, node::IndexTopk, node::SparseAttention, node::HcPre,
+                          node::HcPost, node::HcHead>;
+
+struct Graph {
+  std::vector<Value> values;
+  std::vector<Node> nodes;
+  std::vector<RopeSpec> ropes;
+  ModelState state;
+  ValueId logits = kNoValue;  // [outputs][vocab]
+  int vocab = 0;
+  int max_positions = 0;  // longest sequence the model was made for
+  std::vector<std::unique_ptr<std::vector<float>>> owned;  // constants that a family derives
+};
+
+/// Walks the nodes for one step. Owns the activation arena (values placed by liveness, sized for max_tokens).
+class GraphRunner {
+ public:
+  GraphRunner(const Graph* graph, Ops* ops, int max_tokens);
+  ~GraphRunner();
+  /// Runs a step; returns logits [batch.outputs.size()][vocab], valid until the next call.
+  const float* run(const Batch& batch);
+  /// Called after each node with every value it wrote (golden, localise); empty by default. Slows nothing when empty.
+  using Probe = std::function<void(const Value& value, const void* data, int n_rows)>;
+  void set_probe(Probe probe);
+  size_t arena_bytes() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace carrel

@@ -1,0 +1,40 @@
+// Weights as a family asks for them: matrices packed for the chosen ops, vectors as float32.
+//
+// Two loaders stand behind the interface: one reads a ModelSource and packs (direct loading, import), one reads the model store, where the same
+// requests were packed at import. A request is named by its id(), so a family asks the same questions of both.
+// Threads: one loading thread. Memory: owned by the Weights object, 64-byte aligned, huge pages where the system gives them.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "kernels/matrix.h"
+
+namespace carrel {
+
+/// Part of a tensor taken as one matrix [n_rows][n_cols].
+struct MatrixRequest {
+  std::string tensor;
+  int64_t row_begin = 0;  // in rows of n_cols, counted over all leading dimensions (expert e of [E, R, C] starts at e R)
+  int64_t n_rows = 0;
+  int64_t n_cols = 0;
+  /// 0, or rows per head: rows come as adjacent rotary pairs (GGUF llama) and are put back to halves: row s·d/2 + i of a head ← row 2i + s.
+  int64_t unpair_rows = 0;
+
+  std::string id() const;
+};
+
+class Weights {
+ public:
+  virtual ~Weights() = default;
+  virtual bool has(const std::string& tensor) const = 0;
+  virtual std::vector<int64_t> shape(const std::string& tensor) const = 0;  // empty when absent
+  /// Errors: kCorrupt when absent or of another shape, with the tensor's name.
+  virtual Result<Matrix> matrix(const MatrixRequest& request) = 0;
+  /// All elements of a tensor as float32 (add: a constant, e.g. the 1 of unit-offset norms). n = expected count.
+  virtual Result<const float*> vector(const std::string& tensor, int64_t n, float add = 0) = 0;
+  virtual Result<const int32_t*> table(const std::string& tensor, int64_t n) = 0;  // I32 or I64 values, range checked to int32
+};
+
+}  // namespace carrel
