@@ -1,0 +1,108 @@
+#include "engine/sample/sampler.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <map>
+
+namespace carrel {
+namespace {
+
+int32_t draw(std::vector<float> logits, SamplingParams p, int64_t position = 7, std::vector<int32_t> prompt = {}, std::vector<int32_t> answer = {}) {
+  Sampler s;
+  return s.sample(logits, p, prompt, answer, position)->id;
+}
+
+TEST(Philox, KnownAnswer) {
+  // Philox 4x32-10 with zero counter and key starts 6627e8d5 e169c58d (published test vector of Random123).
+  EXPECT_EQ(philox_uniform(0, 0), static_cast<double>((uint64_t{0x6627e8d5} << 32 | 0xe169c58du) >> 11) * 0x1p-53);
+}
+
+TEST(Sampler, GreedyTakesTheLowerIdOfATie) {
+  SamplingParams p;
+  p.temperature = 0;
+  EXPECT_EQ(draw({1, 3, 3, 2}, p), 1);
+}
+
+TEST(Sampler, NanIsAnErrorOfTheRequest) {
+  Sampler s;
+  const std::vector<float> logits{1, std::numeric_limits<float>::quiet_NaN()};
+  EXPECT_FALSE(s.sample(logits, {}, {}, {}, 0));
+}
+
+TEST(Sampler, SeedAndPositionDecideAlone) {
+  std::vector<float> logits(100);
+  for (size_t i = 0; i < logits.size(); i++) logits[i] = static_cast<float>(i % 7);
+  SamplingParams p;
+  p.seed = 42;
+  EXPECT_EQ(draw(logits, p, 5), draw(logits, p, 5));
+  int different = 0;
+  for (int i = 0; i < 50; i++) different += draw(logits, p, i) != draw(logits, p, i + 1);
+  EXPECT_GT(different, 25);
+}
+
+TEST(Sampler, FrequenciesFollowTheSoftmax) {
+  const std::vector<float> logits{std::log(0.5f), std::log(0.3f), std::log(0.2f)};
+  SamplingParams p;
+  p.seed = 1;
+  std::map<int32_t, int> n;
+  for (int i = 0; i < 20000; i++) n[draw(logits, p, i)]++;
+  EXPECT_NEAR(n[0] / 20000.0, 0.5, 0.02);
+  EXPECT_NEAR(n[1] / 20000.0, 0.3, 0.02);
+}
+
+TEST(Sampler, TruncationKeepsOnlyWhatItSays) {
+  const std::vector<float> logits{std::log(0.5f), std::log(0.3f), std::log(0.15f), std::log(0.05f)};
+  SamplingParams top_k, top_p, min_p;
+  top_k.top_k = 2;
+  top_p.top_p = 0.7f;
+  min_p.min_p = 0.5f;
+  for (int i = 0; i < 2000; i++) {
+    EXPECT_LT(draw(logits, top_k, i), 2);
+    EXPECT_LT(draw(logits, top_p, i), 2);
+    EXPECT_LT(draw(logits, min_p, i), 2);
+  }
+}
+
+TEST(Sampler, PenaltiesAndBiasMoveTheChoice) {
+  SamplingParams p;
+  p.temperature = 0;
+  p.presence_penalty = 2;
+  EXPECT_EQ(draw({3, 2}, p, 0, {}, {0}), 1);
+  EXPECT_EQ(draw({3, 2}, p, 0, {0}, {}), 0);  // presence looks at the answer only
+  p.presence_penalty = 0;
+  p.repetition_penalty = 2;
+  EXPECT_EQ(draw({3, 2}, p, 0, {0}, {}), 1);
+  p.repetition_penalty = 1;
+  p.logit_bias = {{1, 5.0f}};
+  EXPECT_EQ(draw({3, 2}, p), 1);
+}
+
+TEST(Sampler, LogprobsAreOfTheModel) {
+  Sampler s;
+  SamplingParams p;
+  p.temperature = 0;
+  p.n_logprobs = 2;
+  p.logit_bias = {{2, 50.0f}};
+  const std::vector<float> logits{std::log(0.5f), std::log(0.3f), std::log(0.2f)};
+  const Sampled r = s.sample(logits, p, {}, {}, 0).value();
+  EXPECT_EQ(r.id, 2);
+  EXPECT_NEAR(r.logprob, std::log(0.2f), 1e-6);
+  ASSERT_EQ(r.top.size(), 2u);
+  EXPECT_EQ(r.top[0].id, 0);
+  EXPECT_NEAR(r.top[1].logprob, std::log(0.3f), 1e-6);
+}
+
+TEST(Sampler, RangesAreChecked) {
+  SamplingParams p;
+  EXPECT_TRUE(check(p, 10));
+  p.top_p = 0;
+  EXPECT_EQ(check(p, 10).error().where, "top_p");
+  p.top_p = 1;
+  p.logit_bias = {{10, 1.0f}};
+  EXPECT_EQ(check(p, 10).error().where, "logit_bias");
+}
+
+}  // namespace
+}  // namespace carrel
