@@ -17,7 +17,7 @@ constexpr Setting kSettings[] = {
     {"server.tls.cert", kText, "", "", false, kRestart, true, "Certificate chain (PEM) for mode files; without server.tls.key the server refuses to start."},
     {"server.tls.key", kText, "", "", false, kRestart, true, "Private key (PEM) for mode files; without server.tls.cert the server refuses to start."},
     {"server.allow", kList, "", "", false, kRestart, true, "Networks (CIDR) that may connect; empty: all."},
-    {"server.max_concurrent_requests", kInteger, "64", "1..4096", false, kRestart, true, "Inference requests in work at once; more are refused with 503."},
+    {"server.max_concurrent_requests", kInteger, "64", "1..4096", false, kRestart, true, "Inference requests in work at once; more wait in the queue."},
     {"server.timeout_seconds", kInteger, "60", "1..86400", false, kNextRequest, true, "Longest time of one request from arrival to its last token."},
     {"server.strict", kFlag, "false", "", false, kNextRequest, true, "Refuse unknown request fields with 400 instead of naming them in a header."},
     {"server.admin_listen", kText, "same", "", false, kRestart, false, "Address of the management plane."},
