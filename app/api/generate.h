@@ -29,6 +29,7 @@ struct GenerateCall {
   std::vector<std::string> echoes;    // completions with echo: text of each prompt, by request
   bool stream = false, include_usage = false, logprobs = false;
   std::vector<std::string> ignored;   // unknown fields
+  std::function<Status()> permit;     // asked while the answer runs: a revoked key ends it
 };
 
 /// Limits and defaults that the configuration gives.
@@ -49,6 +50,7 @@ struct GenerateOutcome {
   std::string finish;  // of the first choice
   Error error;
   bool failed = false;
+  bool refused = false;  // not even queued
 };
 
 /// Submits and answers. on_done is called once, when the outcome is known (after the last byte of a stream).

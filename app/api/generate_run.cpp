@@ -191,10 +191,30 @@ void cancel_all(std::vector<Choice>& choices) {
   for (Choice& c : choices) c.stream->cancel();
 }
 
+/// The right to go on, asked at most every 100 ms.
+class Permit {
+ public:
+  explicit Permit(const GenerateCall& call) : call_(call) {}
+  bool holds(int64_t now_ns) {
+    if (refused_ || !call_.permit || now_ns - asked_ns_ < 100'000'000) return !refused_;
+    asked_ns_ = now_ns;
+    refused_ = !call_.permit().has_value();
+    return !refused_;
+  }
+  bool refused() const { return refused_; }
+
+ private:
+  const GenerateCall& call_;
+  int64_t asked_ns_ = 0;
+  bool refused_ = false;
+};
+
 void collect(Answer& answer, const HttpRequest& http, HttpResponse& out, const std::function<void(const GenerateOutcome&)>& on_done) {
   bool gone = false;
+  Permit permit(answer.call());
   while (!all_finished(answer.choices)) {
     auto next = next_event(answer.choices);
+    if (!permit.holds(Env::real()->mono_ns())) cancel_all(answer.choices);
     if (!next) {
       if (!gone && http.client_gone()) gone = true, cancel_all(answer.choices);
       continue;
@@ -208,7 +228,8 @@ void collect(Answer& answer, const HttpRequest& http, HttpResponse& out, const s
     }
   }
   const GenerateOutcome o = answer.outcome();
-  if (o.failed) set_error(out, o.error, http.id);
+  if (permit.refused()) set_error(out, 401, "authentication_error", "the key ended while the request ran", "invalid_api_key", "", http.id);
+  else if (o.failed) set_error(out, o.error, http.id);
   else if (gone) set_error(out, 499, "cancelled", "the client left", "cancelled", "", http.id);
   else out.body = answer.whole();
   on_done(o);
@@ -226,8 +247,10 @@ class StreamWriter {
       if (chat) put(send, answer_->chunk(i, "", {}, nullptr, true));
       else if (!answer_->call().echoes.empty()) put(send, answer_->chunk(i, answer_->call().echoes[i], {}, nullptr, false));
     }
+    Permit permit(answer_->call());
     while (!all_finished(choices)) {
       auto next = next_event(choices);
+      if (!permit.holds(env_->mono_ns())) cancel_all(choices);
       if (!next) {
         keep_alive(send);
         continue;
@@ -245,7 +268,11 @@ class StreamWriter {
       }
     }
     const GenerateOutcome o = answer_->outcome();
-    if (o.failed) {
+    if (permit.refused()) {
+      std::string body = error_body("authentication_error", "the key ended while the request ran", "invalid_api_key", "", request_id_);
+      body.pop_back();
+      put(send, "event: error\ndata: " + body + "\n\n");
+    } else if (o.failed) {
       // After the first byte an error is an event, and no [DONE] follows it.
       const ApiErrorClass c = api_error_class(o.error.code);
       std::string body = error_body(c.type, o.error.text(), to_string(o.error.code), "", request_id_);
@@ -296,7 +323,7 @@ void run_generate(std::shared_ptr<GenerateCall> call, Engine& engine, Env* env, 
     if (!stream) {
       set_error(out, stream.error(), http.id);
       GenerateOutcome o;
-      o.failed = true;
+      o.failed = o.refused = true;
       o.error = stream.error();
       cancel_all(answer->choices);
       return on_done(o);
