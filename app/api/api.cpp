@@ -229,7 +229,7 @@ struct Api::Impl {
     auto id = call.http.id;
     run_generate(shared, *s.engine, s.env, call.http, call.out, [this, key, route, start, id, &call, streamed = shared->stream](const GenerateOutcome& o) {
       account(key, o);
-      if (!streamed || !call_alive(o)) return finish(call, &o);
+      if (!streamed || o.refused) return finish(call, &o);  // a refused submit is told before the stream begins
       HttpRequest http;
       http.id = id;
       HttpResponse out;
@@ -237,9 +237,6 @@ struct Api::Impl {
       finish(late, &o);
     });
   }
-
-  /// A refused submit is told before the stream begins, while the call still stands.
-  static bool call_alive(const GenerateOutcome& o) { return !o.refused; }
 
   void account(const KeyInfo& key, const GenerateOutcome& o) const {
     if (o.refused) return;
