@@ -311,13 +311,14 @@ Result<std::vector<std::string>> FaultEnv::list(const std::string& dir) {
 
 bool FaultEnv::exists(const std::string& path) {
   MutexLock lock(mutex_);
-  if (!enter(false, path)) return false;
+  if (!enter(false, path) && crashed_) return false;
   return live_->files.contains(path) || live_->dirs.contains(path);
 }
 
 bool FaultEnv::is_dir(const std::string& path) {
   MutexLock lock(mutex_);
-  return enter(false, path) && live_->dirs.contains(path);
+  if (!enter(false, path) && crashed_) return false;
+  return live_->dirs.contains(path);
 }
 
 void FaultEnv::advance_ms(int64_t ms) {

@@ -26,7 +26,7 @@ class FaultEnv final : public Env {
   ~FaultEnv() override;
 
   /// The nth call from now (1 = the next) fails once with the fault. A fault that does not fit the call (kShortRead: reads;
-  /// kNoSpace: writes, resizes, creations) lets it pass and is then spent.
+  /// kNoSpace: writes, resizes, creations; exists and is_dir, which cannot say it) lets it pass and is then spent.
   void fail_at(uint64_t nth_call, Fault fault);
   /// The nth mutation from now fails, and every later call, until power_loss. When it is a write, its bytes are on their way to
   /// the disk like any unsynced ones; anything else did not happen.
