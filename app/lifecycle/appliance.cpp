@@ -141,6 +141,7 @@ struct Appliance::Impl {
     if (mode == "files") {
       o.cert_pem_file = config.text("server.tls.cert");
       o.key_pem_file = config.text("server.tls.key");
+      CARREL_TRY(check_tls_pair(env, o.cert_pem_file, o.key_pem_file));
     } else if (mode == "internal-ca") {
       CARREL_ASSIGN(tls, ensure_internal_ca(env, data_dir + "/tls", names()));
       o.cert_pem_file = tls.cert_pem;
