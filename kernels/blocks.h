@@ -69,6 +69,8 @@ constexpr FormLayout layout_of(Form f) {
 
 /// Takes one block of a quantized file type apart.
 BlockCodes read_block(DType type, const std::byte* block);
+/// The codes of row `row` (0..15) of one packed block of 16 rows.
+BlockCodes packed_block(Form form, const std::byte* block, int row);
 /// The block's values; `form` is form_of the file type.
 void values_of(Form form, const BlockCodes& codes, float* out);
 

@@ -82,19 +82,6 @@ void put_block(const FormLayout& l, const BlockCodes& c, int row, std::byte* blo
   }
 }
 
-BlockCodes get_block(const FormLayout& l, const std::byte* block, int row) {
-  BlockCodes c;
-  std::memcpy(&c.d, block + 2 * row, 2);
-  if (l.has_min) std::memcpy(&c.m, block + 32 + 2 * row, 2);
-  for (int g = 0; g < l.n_groups(); g++) {
-    const uint8_t* group = bytes(block) + l.head_bytes() + g * l.group_bytes();
-    for (int s = 0; s < l.n_sub_scales; s++) c.sub_scale[g * l.n_sub_scales + s] = group[16 * s + row];
-    if (l.has_sub_min) c.sub_min[g] = group[l.sub_min_at() + row];
-    get_codes(l, group, row, c.q + 32 * g);
-  }
-  return c;
-}
-
 /// Group of 32 to int8 with an f16 scale; false when a value is not finite or too large for the scale.
 bool quantize_group(const float* x, BlockCodes& c) {
   float top = 0;
@@ -179,6 +166,20 @@ Status quantize_row(std::span<const float> values, int64_t row, std::byte* out) 
 }
 
 }  // namespace
+
+BlockCodes packed_block(Form form, const std::byte* block, int row) {
+  const FormLayout l = layout_of(form);
+  BlockCodes c;
+  std::memcpy(&c.d, block + 2 * row, 2);
+  if (l.has_min) std::memcpy(&c.m, block + 32 + 2 * row, 2);
+  for (int g = 0; g < l.n_groups(); g++) {
+    const uint8_t* group = bytes(block) + l.head_bytes() + g * l.group_bytes();
+    for (int s = 0; s < l.n_sub_scales; s++) c.sub_scale[g * l.n_sub_scales + s] = group[16 * s + row];
+    if (l.has_sub_min) c.sub_min[g] = group[l.sub_min_at() + row];
+    get_codes(l, group, row, c.q + 32 * g);
+  }
+  return c;
+}
 
 std::string_view to_string(Form form) {
   const auto i = static_cast<size_t>(form);
@@ -271,7 +272,7 @@ void dequantize_row(const Matrix& w, int64_t row, std::span<float> out) {
   } else {
     const FormLayout l = layout_of(w.form);
     for (size_t k = 0; k < n_cols; k += static_cast<size_t>(l.block_values), block += l.block_bytes())
-      values_of(w.form, get_block(l, block, static_cast<int>(lane)), &out[k]);
+      values_of(w.form, packed_block(w.form, block, static_cast<int>(lane)), &out[k]);
   }
 }
 

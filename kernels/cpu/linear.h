@@ -1,0 +1,45 @@
+// Matrix products of the CPU back end: y[token][row] = bias[row] + sum_k W[row][k] x[token][k], with bits that depend on nothing but the
+// token's own x and the matrix: not on n_tokens, neighbours, threads, or the instruction path.
+//
+// Order, for every output element on its own:
+//   plain forms (kF32, kF16, kBF16): acc = 0; acc = fma(w[k], x[k], acc) for k = 0, 1, 2 …
+//   integer forms: x is quantized per token and group of 32 (below), then for groups g = 0, 1, 2 …
+//       acc = fma(float(dot_g), scale_w * scale_x, acc)       dot_g exact, codes taken with their offset; kI6K: one such step per half of
+//       16 acc = fma(min_w, scale_x * float(sum_x), acc)         forms with minima
+//     scale_w = d (f16), K forms d * sub_scale (exact); min_w = m, K forms -(dmin * sub_min) (exact).
+//   then y = acc + bias.
+// Activations of a group: scale_x = absmax / 127; q = nearest_even(x * (127 / absmax)); all zero with scale 0 when absmax < 1e-30; scale
+// NaN, and so a NaN in every output of that token, when x is not finite.
+//
+// Threads: one caller at a time per Scratch and team; rows are split over the team. Errors: none; shapes are the caller's contract.
+#pragma once
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "kernels/matrix.h"
+#include "kernels/threads.h"
+
+namespace carrel::cpu {
+
+enum class Path { kScalar, kAvx2, kAvx512 };  // kScalar: the test oracle; kAvx512 means F, BW, VL, DQ, VNNI and BF16
+
+bool path_available(Path path);
+Path best_path();
+std::string_view to_string(Path path);
+
+/// Quantized activations of one call; grows to the largest call and stays.
+struct Scratch {
+  std::vector<int32_t> words;
+};
+
+/// x: n_tokens rows of x_stride floats (w.n_cols used); y: n_tokens rows of y_stride floats (w.n_rows written, nothing else touched).
+/// Strides may exceed the widths (slices). bias: [n_rows] or null. team may be null. Any form but kRows.
+void linear_packed(const Matrix& w, const float* bias, const float* x, int64_t x_stride, int n_tokens, float* y, int64_t y_stride,
+                   ThreadTeam* team, Path path, Scratch& scratch);
+
+/// The same for w.form == kF32, which needs no scratch.
+void linear_f32(const Matrix& w, const float* bias, const float* x, int64_t x_stride, int n_tokens, float* y, int64_t y_stride,
+                ThreadTeam* team, Path path);
+
+}  // namespace carrel::cpu

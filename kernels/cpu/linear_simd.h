@@ -1,0 +1,266 @@
+// The loops of linear_avx2.cpp and linear_avx512.cpp, written once over a vector type V of 8 or 16 lanes. Lanes are output rows; V lives in
+// an anonymous namespace of its file, so that nothing here is shared between files built with different flags. Pure functions.
+//
+// V provides: I, F (integer, float vectors), kLanes, kTile, kPlainTile, kI8Offset, load/store, f16/bf16/u8/i8 widening, mul, fma, and
+//   chunk_dot<T, kBits>(acc, w, x): see the files.
+#pragma once
+#include <cstdint>
+#include <utility>
+
+#include "kernels/cpu/linear_kernels.h"
+
+namespace carrel::cpu {
+
+#define CARREL_INLINE __attribute__((always_inline))
+
+template <int N, class Fn>
+CARREL_INLINE inline void unroll(Fn fn) {
+  [&]<int... i>(std::integer_sequence<int, i...>)
+      CARREL_INLINE { (fn(std::integral_constant<int, i>{}), ...); }(std::make_integer_sequence<int, N>{});
+}
+
+/// How a form's integer product differs from others.
+struct Variant {
+  int bits = 8;
+  bool min = false, halves = false, start = false;  // start: the dot begins at -offset * sum
+};
+
+template <class V>
+constexpr Variant variant_of(Form form) {
+  const FormLayout l = layout_of(form);
+  const int offset = form == Form::kI8 ? V::kI8Offset : l.offset;
+  return {V::kAnyBits ? 8 : l.code_bits + l.n_planes, l.has_min, l.n_sub_scales == 2, offset != 0};
+}
+
+/// Lanes [lane, lane + V::kLanes) of the four values k = 4c .. 4c + 3 of a group, as V reads codes.
+template <class V, Form kForm, int c>
+CARREL_INLINE inline typename V::I chunk(const uint8_t* group, int lane) {
+  constexpr FormLayout l = layout_of(kForm);
+  const uint8_t* codes = group + l.codes_at() + lane * 4;
+  if constexpr (l.code_bits == 8) {
+    return V::i8_codes(V::load(codes + 64 * c));
+  } else {
+    const typename V::I pair = V::load(codes + 64 * (c % 4));
+    const typename V::I low = V::and_bytes(c < 4 ? pair : V::template shift<-4>(pair), 0x0F);
+    if constexpr (l.n_planes == 0) {
+      return low;
+    } else {
+      const typename V::I plane = V::load(group + l.planes_at() + lane * 4 + (l.n_planes == 2 ? 64 * (c / 4) : 0));
+      constexpr int kFrom = l.n_planes == 2 ? 2 * (c % 4) : c;
+      return V::or_masked(low, V::template shift<4 - kFrom>(plane), l.n_planes == 2 ? 0x30 : 0x10);
+    }
+  }
+}
+
+template <class V>
+struct Scales {
+  typename V::F s[2], min;
+};
+
+/// Scales of one group; head: the block's first bytes.
+template <class V, Form kForm>
+CARREL_INLINE inline Scales<V> scales(const uint8_t* head, const uint8_t* group, int lane) {
+  constexpr FormLayout l = layout_of(kForm);
+  Scales<V> r;
+  r.s[0] = r.s[1] = V::f16(head + 2 * lane);
+  if constexpr (l.n_sub_scales == 2) {
+    r.s[1] = V::mul(r.s[0], V::i8(group + 16 + lane));
+    r.s[0] = V::mul(r.s[0], V::i8(group + lane));
+  } else if constexpr (l.n_sub_scales == 1) {
+    r.s[0] = V::mul(r.s[0], V::u8(group + lane));
+  }
+  if constexpr (l.has_min) r.min = V::f16(head + 32 + 2 * lane);
+  if constexpr (l.has_sub_min) r.min = V::mul(V::negate(r.min), V::u8(group + l.sub_min_at() + lane));
+  return r;
+}
+
+/// acc[t] takes one group of tokens t, in the fixed order. w(c): the weights of chunk c.
+template <class V, int T, Variant kV, class W>
+CARREL_INLINE inline void add_group(const int32_t* x, const Scales<V>& s, W w, typename V::F (&acc)[T]) {
+  constexpr int kHalves = kV.halves ? 2 : 1;
+  unroll<kHalves>([&](auto h) CARREL_INLINE {
+    typename V::I dot[T];
+    V::template dots<T, kV.bits, kV.start, 8 / kHalves * h, 8 / kHalves>(x, x + (9 + h) * T, w, dot);
+    for (int t = 0; t < T; t++) acc[t] = V::fma(V::to_float(dot[t]), V::mul(s.s[h], V::set1(x + 8 * T + t)), acc[t]);
+  });
+  if constexpr (kV.min) {
+    for (int t = 0; t < T; t++) acc[t] = V::fma(s.min, V::set1(x + 11 * T + t), acc[t]);
+  }
+}
+
+/// Decode: one token, the packed bytes streamed once, both halves of the block where V has 8 lanes.
+template <class V, Form kForm>
+void row_block(const std::byte* blocks, int64_t n_blocks, const int32_t* x, float* out) {
+  constexpr FormLayout l = layout_of(kForm);
+  constexpr int kParts = kRowBlock / V::kLanes;
+  constexpr int kAhead = 2048;  // bytes; hides memory latency across the 4 KiB borders where hardware prefetch stops
+  typename V::F acc[kParts][1];
+  for (auto& a : acc) a[0] = V::zero();
+  const uint8_t* p = reinterpret_cast<const uint8_t*>(blocks);
+  for (int64_t b = 0; b < n_blocks; b++) {
+    const uint8_t* head = p;
+    p += l.head_bytes();
+    for (int g = 0; g < l.n_groups(); g++, p += l.group_bytes(), x += kXWords) {
+      for (int at = 0; at < l.group_bytes() + (g == 0 ? l.head_bytes() : 0); at += 64) V::prefetch(p + kAhead + at);
+      for (int part = 0; part < kParts; part++) {
+        const int lane = part * V::kLanes;
+        const Scales<V> s = scales<V, kForm>(head, p, lane);
+        add_group<V, 1, variant_of<V>(kForm)>(x, s, [&](auto c) CARREL_INLINE { return chunk<V, kForm, c>(p, lane); }, acc[part]);
+      }
+    }
+  }
+  for (int part = 0; part < kParts; part++) V::store_f32(out + part * V::kLanes, acc[part][0]);
+}
+
+template <class V, Form kForm>
+void widen(const std::byte* blocks, int64_t n_blocks, WideGroup* out) {
+  constexpr FormLayout l = layout_of(kForm);
+  const uint8_t* p = reinterpret_cast<const uint8_t*>(blocks);
+  for (int64_t b = 0; b < n_blocks; b++) {
+    const uint8_t* head = p;
+    p += l.head_bytes();
+    for (int g = 0; g < l.n_groups(); g++, p += l.group_bytes(), out++) {
+      for (int lane = 0; lane < kRowBlock; lane += V::kLanes) {
+        unroll<8>([&](auto c) CARREL_INLINE { V::store(out->q + 64 * c + 4 * lane, chunk<V, kForm, c>(p, lane)); });
+        const Scales<V> s = scales<V, kForm>(head, p, lane);
+        V::store_f32(out->scale[0] + lane, s.s[0]);
+        V::store_f32(out->scale[1] + lane, s.s[1]);
+        if constexpr (l.has_min) V::store_f32(out->min + lane, s.min);
+      }
+    }
+  }
+}
+
+/// Prefill: T tokens x 16 rows, accumulators in registers over n_groups.
+template <class V, Variant kV, int T>
+void tile(const WideGroup* w, int n_groups, const int32_t* x, float* out) {
+  for (int lane = 0; lane < kRowBlock; lane += V::kLanes) {
+    typename V::F acc[T];
+    for (int t = 0; t < T; t++) acc[t] = V::f32(out + t * kRowBlock + lane);
+    const int32_t* xg = x;
+    for (int g = 0; g < n_groups; g++, xg += kXWords * T) {
+      const uint8_t* q = w[g].q + 4 * lane;
+      Scales<V> s;
+      s.s[0] = V::f32(w[g].scale[0] + lane);
+      if constexpr (kV.halves) s.s[1] = V::f32(w[g].scale[1] + lane);
+      if constexpr (kV.min) s.min = V::f32(w[g].min + lane);
+      add_group<V, T, kV>(xg, s, [&](auto c) CARREL_INLINE { return V::load(q + 64 * c); }, acc);
+    }
+    for (int t = 0; t < T; t++) V::store_f32(out + t * kRowBlock + lane, acc[t]);
+  }
+}
+
+/// Plain forms: T tokens x R row blocks, fma in k order.
+template <class V, Form kForm, int T, int R>
+void plain(const std::byte* w, int64_t n_cols, const float* x, int64_t x_stride, float* out, int out_stride) {
+  constexpr int kParts = kRowBlock / V::kLanes;
+  constexpr int kSize = kForm == Form::kF32 ? 4 : 2;
+  typename V::F acc[R * kParts][T];
+  for (auto& a : acc)
+    for (auto& v : a) v = V::zero();
+  const uint8_t* p = reinterpret_cast<const uint8_t*>(w);
+  const int64_t block_bytes = n_cols * kRowBlock * kSize;
+  for (int64_t k = 0; k < n_cols; k++, p += kRowBlock * kSize) {
+    typename V::F wv[R * kParts];
+    unroll<R * kParts>([&](auto i) CARREL_INLINE {
+      const uint8_t* at = p + i / kParts * block_bytes + i % kParts * V::kLanes * kSize;
+      if constexpr (T <= 2 && i % kParts == 0) V::prefetch(at + 1024);
+      wv[i] = kForm == Form::kF32 ? V::f32(at) : kForm == Form::kF16 ? V::f16(at) : V::bf16(at);
+    });
+    unroll<T>([&](auto t) CARREL_INLINE {
+      const typename V::F xv = V::set1(x + t * x_stride + k);
+      unroll<R * kParts>([&](auto i) CARREL_INLINE { acc[i][t] = V::fma(wv[i], xv, acc[i][t]); });
+    });
+  }
+  for (int i = 0; i < R * kParts; i++)
+    for (int t = 0; t < T; t++) V::store_f32(out + t * out_stride + i * V::kLanes, acc[i][t]);
+}
+
+// ---- tables: from run-time forms and sizes to the templates above
+
+template <class Fn>
+CARREL_INLINE inline void with_form(Form form, Fn fn) {
+  switch (form) {
+    case Form::kI8:
+      return fn.template operator()<Form::kI8>();
+    case Form::kI4:
+      return fn.template operator()<Form::kI4>();
+    case Form::kI4M:
+      return fn.template operator()<Form::kI4M>();
+    case Form::kI5:
+      return fn.template operator()<Form::kI5>();
+    case Form::kI5M:
+      return fn.template operator()<Form::kI5M>();
+    case Form::kI4K:
+      return fn.template operator()<Form::kI4K>();
+    case Form::kI5K:
+      return fn.template operator()<Form::kI5K>();
+    case Form::kI6K:
+      return fn.template operator()<Form::kI6K>();
+    default:
+      return;
+  }
+}
+
+template <class V>
+void any_row_block(Form form, const std::byte* blocks, int64_t n_blocks, const int32_t* x, float* acc) {
+  with_form(form, [&]<Form kForm>() { row_block<V, kForm>(blocks, n_blocks, x, acc); });
+}
+
+template <class V>
+void any_widen(Form form, const std::byte* blocks, int64_t n_blocks, WideGroup* out) {
+  with_form(form, [&]<Form kForm>() { widen<V, kForm>(blocks, n_blocks, out); });
+}
+
+template <class V>
+void any_tile(Form form, const WideGroup* w, int n_groups, const int32_t* x, int t, float* acc) {
+  with_form(form, [&]<Form kForm>() {
+    unroll<V::kTile>([&](auto i) {
+      if (t == i + 1) tile<V, variant_of<V>(kForm), i + 1>(w, n_groups, x, acc);
+    });
+  });
+}
+
+/// Most row blocks of 16 that t tokens leave registers for.
+template <class V>
+constexpr int plain_row_blocks(int t) {
+  const int fit = V::kPlainAccs / (t * (kRowBlock / V::kLanes));
+  return fit >= 4 ? 4 : fit >= 2 ? 2 : 1;
+}
+
+template <class V, int T, int R>
+void plain_blocks(Form form, const std::byte* w, int64_t n_cols, const float* x, int64_t x_stride, float* out, int out_stride) {
+  if (form == Form::kF32) return plain<V, Form::kF32, T, R>(w, n_cols, x, x_stride, out, out_stride);
+  if (form == Form::kF16) return plain<V, Form::kF16, T, R>(w, n_cols, x, x_stride, out, out_stride);
+  return plain<V, Form::kBF16, T, R>(w, n_cols, x, x_stride, out, out_stride);
+}
+
+/// t tokens in pieces of the sizes that exist; a token's bits do not depend on its piece.
+template <class V, int T>
+void plain_tokens(Form form, const std::byte* w, int64_t n_cols, int n_row_blocks, const float* x, int64_t x_stride, int t, float* out) {
+  constexpr int kMost = plain_row_blocks<V>(T);
+  const int64_t block_bytes = n_cols * kRowBlock * (form == Form::kF32 ? 4 : 2);
+  const int out_stride = n_row_blocks * kRowBlock;
+  for (; t >= T; t -= T, x += T * x_stride, out += T * out_stride) {
+    int r = 0;
+    if constexpr (kMost >= 4) {
+      for (; r + 4 <= n_row_blocks; r += 4)
+        plain_blocks<V, T, 4>(form, w + r * block_bytes, n_cols, x, x_stride, out + r * kRowBlock, out_stride);
+    }
+    if constexpr (kMost >= 2) {
+      for (; r + 2 <= n_row_blocks; r += 2)
+        plain_blocks<V, T, 2>(form, w + r * block_bytes, n_cols, x, x_stride, out + r * kRowBlock, out_stride);
+    }
+    for (; r < n_row_blocks; r++) plain_blocks<V, T, 1>(form, w + r * block_bytes, n_cols, x, x_stride, out + r * kRowBlock, out_stride);
+  }
+  if constexpr (T > 1) {
+    if (t > 0) plain_tokens<V, T == 12 ? 6 : T == 6 ? 4 : T / 2>(form, w, n_cols, n_row_blocks, x, x_stride, t, out);
+  }
+}
+
+template <class V>
+void any_plain(Form form, const std::byte* w, int64_t n_cols, int n_row_blocks, const float* x, int64_t x_stride, int t, float* acc) {
+  plain_tokens<V, V::kPlainTile>(form, w, n_cols, n_row_blocks, x, x_stride, t, acc);
+}
+
+}  // namespace carrel::cpu

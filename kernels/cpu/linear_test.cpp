@@ -1,0 +1,195 @@
+#include "kernels/cpu/linear.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <random>
+
+namespace carrel::cpu {
+namespace {
+
+constexpr DType kTypes[] = {DType::kF32,  DType::kF16,  DType::kBF16, DType::kQ8_0, DType::kQ4_0, DType::kQ4_1,
+                            DType::kQ5_0, DType::kQ5_1, DType::kQ4_K, DType::kQ5_K, DType::kQ6_K};
+
+/// A packed matrix of random codes (all codes occur) with scales around 0.01.
+struct Weights {
+  Weights(DType type, int64_t n_rows, int64_t n_cols, std::mt19937& rng) {
+    std::normal_distribution<float> normal;
+    std::vector<std::byte> rows(bytes_of(type, static_cast<size_t>(n_rows * n_cols)));
+    for (std::byte& b : rows) b = static_cast<std::byte>(rng());
+    const auto size = static_cast<size_t>(block_shape(type).n_bytes);
+    for (size_t at = 0; at < rows.size(); at += size) {
+      const float v = normal(rng) * 0.05f;
+      const uint16_t d = f32_to_f16(v), m = f32_to_f16(normal(rng) * 0.05f), b = f32_to_bf16(v);
+      const bool plain = block_shape(type).n_values == 1;
+      if (type == DType::kF32) std::memcpy(&rows[at], &v, 4);
+      if (plain && type != DType::kF32) std::memcpy(&rows[at], type == DType::kF16 ? &d : &b, 2);
+      if (!plain) std::memcpy(&rows[at + (type == DType::kQ6_K ? 208 : 0)], &d, 2);
+      if (!plain && layout_has_min(type)) std::memcpy(&rows[at + 2], &m, 2);
+    }
+    blob.resize(packed_bytes(form_of(type), n_rows, n_cols));
+    EXPECT_TRUE(pack_matrix(type, rows, n_rows, n_cols, form_of(type), blob));
+    m = {form_of(type), n_rows, n_cols, blob.data()};
+  }
+  static bool layout_has_min(DType t) { return t == DType::kQ4_1 || t == DType::kQ5_1 || t == DType::kQ4_K || t == DType::kQ5_K; }
+
+  std::vector<std::byte> blob;
+  Matrix m;
+};
+
+std::vector<float> random_floats(size_t n, std::mt19937& rng) {
+  std::normal_distribution<float> normal;
+  std::vector<float> v(n);
+  for (float& f : v) f = normal(rng) * (rng() % 50 == 0 ? 20.0f : 1.0f);
+  return v;
+}
+
+std::vector<Path> simd_paths() {
+  std::vector<Path> paths = {Path::kAvx2};
+  if (path_available(Path::kAvx512)) {
+    paths.push_back(Path::kAvx512);
+  } else {
+    std::printf("skipped: AVX-512 products, this machine lacks AVX-512 with VNNI and BF16\n");
+  }
+  return paths;
+}
+
+bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+TEST(Linear, every_path_thread_count_and_batch_gives_the_same_bits) {
+  std::mt19937 rng(11);
+  Scratch scratch;
+  std::vector<std::unique_ptr<ThreadTeam>> teams;
+  for (int n = 1; n <= 4; n++) teams.push_back(std::make_unique<ThreadTeam>(n));
+  for (const DType type : kTypes) {
+    const int unit = block_shape(type).n_values;
+    for (int n_tokens = 1; n_tokens <= 33; n_tokens += n_tokens < 14 ? 1 : 3) {
+      const int64_t n_rows = 1 + static_cast<int64_t>(rng() % 150);
+      const int64_t n_cols =
+          unit == 1 ? 1 + static_cast<int64_t>(rng() % 160) : unit * (1 + static_cast<int64_t>(rng() % (unit == 32 ? 40 : 5)));
+      const int64_t xs = n_cols + static_cast<int64_t>(rng() % 9), ys = n_rows + static_cast<int64_t>(rng() % 7);
+      const Weights w(type, n_rows, n_cols, rng);
+      const std::vector<float> x = random_floats(static_cast<size_t>(n_tokens * xs), rng),
+                               b = random_floats(static_cast<size_t>(n_rows), rng);
+      const float* bias = rng() % 2 == 0 ? b.data() : nullptr;
+      std::vector<float> want(static_cast<size_t>(n_tokens * ys), 7.0f);  // 7: what lies between the rows must stay
+      linear_packed(w.m, bias, x.data(), xs, n_tokens, want.data(), ys, nullptr, Path::kScalar, scratch);
+      for (const Path path : simd_paths()) {
+        const std::string what = std::string(to_string(type)) + " " + std::string(to_string(path)) + " rows " + std::to_string(n_rows) +
+                                 " cols " + std::to_string(n_cols) + " tokens " + std::to_string(n_tokens);
+        for (const auto& team : teams) {
+          std::vector<float> got(want.size(), 7.0f);
+          linear_packed(w.m, bias, x.data(), xs, n_tokens, got.data(), ys, team.get(), path, scratch);
+          ASSERT_TRUE(same_bits(want, got)) << what << " threads " << team->size();
+        }
+        std::vector<float> alone(want.size(), 7.0f);
+        for (int t = 0; t < n_tokens; t++)
+          linear_packed(w.m, bias, x.data() + t * xs, xs, 1, alone.data() + t * ys, ys, nullptr, path, scratch);
+        ASSERT_TRUE(same_bits(want, alone)) << what << " one by one";
+      }
+    }
+  }
+}
+
+TEST(Linear, large_products_cross_every_chunk_border) {
+  std::mt19937 rng(5);
+  Scratch scratch;
+  ThreadTeam team(3);
+  for (const DType type : kTypes) {
+    const int64_t n_rows = 83, n_cols = 1280;
+    const int n_tokens = 403;
+    const Weights w(type, n_rows, n_cols, rng);
+    const std::vector<float> x = random_floats(static_cast<size_t>(n_tokens * n_cols), rng);
+    std::vector<float> want(static_cast<size_t>(n_tokens * n_rows));
+    for (int t = 0; t < n_tokens; t++)
+      linear_packed(w.m, nullptr, &x[static_cast<size_t>(t * n_cols)], n_cols, 1, &want[static_cast<size_t>(t * n_rows)], n_rows, nullptr,
+                    Path::kAvx2, scratch);
+    for (const Path path : simd_paths()) {
+      std::vector<float> got(want.size());
+      linear_packed(w.m, nullptr, x.data(), n_cols, n_tokens, got.data(), n_rows, &team, path, scratch);
+      ASSERT_TRUE(same_bits(want, got)) << to_string(type) << " " << to_string(path);
+    }
+  }
+}
+
+TEST(Linear, agrees_with_float64_on_dequantized_weights) {
+  std::mt19937 rng(9);
+  Scratch scratch;
+  for (const DType type : kTypes) {
+    const int64_t n_rows = 40, n_cols = 512;
+    const Weights w(type, n_rows, n_cols, rng);
+    const std::vector<float> x = random_floats(static_cast<size_t>(n_cols), rng);
+    std::vector<float> y(static_cast<size_t>(n_rows)), row(static_cast<size_t>(n_cols));
+    linear_packed(w.m, nullptr, x.data(), n_cols, 1, y.data(), n_rows, nullptr, best_path(), scratch);
+    for (int64_t r = 0; r < n_rows; r++) {
+      dequantize_row(w.m, r, row);
+      double dot = 0, weight = 0, top = 0;
+      for (size_t k = 0; k < row.size(); k++) {
+        dot += static_cast<double>(row[k]) * x[k];
+        weight += static_cast<double>(row[k]) * row[k];
+        top = std::max(top, std::fabs(static_cast<double>(x[k])));
+      }
+      // Rounding errors of the activations, at most half a step of 1/127 of a group's top each, are independent: six deviations.
+      const double bound = block_shape(type).n_values == 1 ? 1e-3 : 6 * std::sqrt(weight / 12) * top / 127;
+      EXPECT_NEAR(y[static_cast<size_t>(r)], dot, bound) << to_string(type) << " row " << r;
+    }
+  }
+}
+
+TEST(Linear, f32_product_needs_no_scratch_and_is_the_same) {
+  std::mt19937 rng(2);
+  Scratch scratch;
+  const Weights w(DType::kF32, 37, 150, rng);
+  const std::vector<float> x = random_floats(size_t{9} * 150, rng);
+  std::vector<float> a(size_t{9} * 37), b(a.size());
+  linear_packed(w.m, nullptr, x.data(), 150, 9, a.data(), 37, nullptr, Path::kAvx2, scratch);
+  linear_f32(w.m, nullptr, x.data(), 150, 9, b.data(), 37, nullptr, best_path());
+  EXPECT_TRUE(same_bits(a, b));
+  EXPECT_TRUE(scratch.words.empty());
+}
+
+TEST(Linear, a_token_that_is_not_finite_poisons_itself_only) {
+  std::mt19937 rng(4);
+  Scratch scratch;
+  for (const DType type : {DType::kQ4_1, DType::kQ8_0, DType::kQ6_K, DType::kBF16}) {
+    const Weights w(type, 32, 256, rng);
+    std::vector<float> x = random_floats(size_t{3} * 256, rng);
+    std::vector<float> clean(size_t{3} * 32), y(clean.size());
+    for (const Path path : simd_paths())
+      for (const float bad : {NAN, INFINITY}) {
+        linear_packed(w.m, nullptr, x.data(), 256, 3, clean.data(), 32, nullptr, path, scratch);
+        std::vector<float> dirty = x;
+        dirty[256 + 77] = bad;
+        linear_packed(w.m, nullptr, dirty.data(), 256, 3, y.data(), 32, nullptr, path, scratch);
+        EXPECT_EQ(std::memcmp(clean.data(), y.data(), 32 * 4), 0);
+        EXPECT_EQ(std::memcmp(&clean[64], &y[64], 32 * 4), 0);
+        EXPECT_FALSE(std::isfinite(y[32])) << to_string(type);
+      }
+  }
+}
+
+TEST(Linear, extreme_activations_stay_equal_on_every_path) {
+  std::mt19937 rng(6);
+  Scratch scratch;
+  for (const DType type : {DType::kQ4_1, DType::kQ5_0, DType::kQ8_0, DType::kQ6_K}) {
+    const Weights w(type, 16, 256, rng);
+    for (const float scale : {0.0f, 1e-40f, 1e-31f, 1e-29f, 1e30f}) {
+      std::vector<float> x = random_floats(256, rng), want(16), got(16);
+      for (float& v : x) v *= scale;
+      linear_packed(w.m, nullptr, x.data(), 256, 1, want.data(), 16, nullptr, Path::kScalar, scratch);
+      for (const Path path : simd_paths()) {
+        linear_packed(w.m, nullptr, x.data(), 256, 1, got.data(), 16, nullptr, path, scratch);
+        EXPECT_TRUE(same_bits(want, got)) << to_string(type) << " scale " << scale;
+      }
+      EXPECT_TRUE(std::isfinite(want[0]));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace carrel::cpu
