@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <time.h>
@@ -25,7 +26,10 @@ std::unexpected<Error> sys_fail(const char* what, const std::string& path) {
 class RealFile final : public File {
  public:
   RealFile(int fd, std::string path) : fd_(fd), path_(std::move(path)) {}
-  ~RealFile() override { ::close(fd_); }
+  ~RealFile() override {
+    if (map_ != nullptr) ::munmap(map_, map_bytes_);
+    ::close(fd_);
+  }
 
   Result<size_t> read_at(uint64_t offset, std::span<std::byte> out) override {
     size_t done = 0;
@@ -61,10 +65,20 @@ class RealFile final : public File {
     if (::fstat(fd_, &s) != 0) return sys_fail("cannot stat", path_);
     return static_cast<uint64_t>(s.st_size);
   }
+  std::span<const std::byte> map(uint64_t size) override {
+    if (map_ != nullptr || size == 0) return {};
+    void* p = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, fd_, 0);
+    if (p == MAP_FAILED) return {};
+    map_ = p;
+    map_bytes_ = size;
+    return {static_cast<const std::byte*>(p), size};
+  }
 
  private:
   int fd_;
   std::string path_;
+  void* map_ = nullptr;
+  size_t map_bytes_ = 0;
 };
 
 class RealEnv final : public Env {

@@ -27,6 +27,12 @@ class File {
   /// Data and size are durable when this returns.
   virtual Status sync() = 0;
   virtual Result<uint64_t> size() = 0;
+  /// The first `size` bytes, mapped read-only for as long as the File lives; empty where the File cannot map: read it then. Nobody may
+  /// cut the file meanwhile.
+  virtual std::span<const std::byte> map(uint64_t size) {
+    (void)size;
+    return {};
+  }
 };
 
 enum class Open { kRead, kReadWrite, kCreate /* read-write, made when absent */, kCreateNew /* fails when present */ };

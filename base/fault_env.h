@@ -65,7 +65,8 @@ class FaultEnv final : public Env {
   struct Names;    // path → Node, and the set of folders
   class Handle;
 
-  Status enter(bool mutation, const std::string& path, Fault* soft = nullptr) CARREL_REQUIRES(mutex_);
+  enum class Call { kLook, kChange, kGrow /* a change that needs space */ };
+  Status enter(Call call, const std::string& path, Fault* soft = nullptr) CARREL_REQUIRES(mutex_);
   void record(NameOp op) CARREL_REQUIRES(mutex_);
   void lose(Node& node, Loss loss) CARREL_REQUIRES(mutex_);
 

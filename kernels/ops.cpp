@@ -3,6 +3,7 @@
 
 #include "kernels/cpu/math.h"
 #include "kernels/cpu/reference_ops.h"
+#include "kernels/cpu/vector_ops.h"
 
 namespace carrel {
 
@@ -21,10 +22,14 @@ void make_rope_table(const RopeSpec& spec, std::span<const int32_t> positions, R
 }
 
 Result<std::unique_ptr<Ops>> make_ops(OpSet set, ThreadTeam* team, CpuPath path) {
-  (void)team;
-  (void)path;
   if (set == OpSet::kReference) return std::make_unique<cpu::ReferenceOps>();
-  return fail(Code::kUnsupported, "this op set is not built");
+  cpu::Path chosen = cpu::best_path();
+  if (path != CpuPath::kAuto) chosen = path == CpuPath::kAvx512 ? cpu::Path::kAvx512 : cpu::Path::kAvx2;
+  if (chosen == cpu::Path::kScalar || !cpu::path_available(chosen)) {
+    return fail(Code::kUnsupported, "this processor lacks the instructions of the path; AVX2 with FMA is the least that Carrel runs on",
+                std::string(to_string(chosen)));
+  }
+  return std::make_unique<cpu::VectorOps>(set == OpSet::kFast, team, chosen);
 }
 
 }  // namespace carrel

@@ -170,7 +170,7 @@ Status Catalog::Impl::read(const std::function<Status(Db&)>& work) {
   // One transaction per reading: all its statements see the same state, and none is left open.
   CARREL_TRY(reader->script("BEGIN"));
   const Status s = work(*reader);
-  CARREL_TRY(reader->script("COMMIT"));
+  if (reader->in_transaction()) CARREL_TRY(reader->script("COMMIT"));  // an I/O error has ended it already
   MutexLock lock(readers_mutex);
   if (idle_readers.size() < kMostIdle) idle_readers.push_back(std::move(reader));
   return s;
@@ -200,7 +200,7 @@ Result<std::shared_ptr<const AccessTable>> Catalog::Impl::access() {
     seen_audit_seq = seq;
     return {};
   }();
-  CARREL_TRY(watch->script("COMMIT"));
+  if (watch->in_transaction()) CARREL_TRY(watch->script("COMMIT"));
   if (!s) return std::unexpected(s.error());
   seen_version = version;
   return table;

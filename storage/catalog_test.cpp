@@ -534,7 +534,7 @@ TEST(Cases, case_appliance_s4) {
     ASSERT_TRUE(db.script(std::string("PRAGMA ") + pragma));
     const Status s = db.verify(DbRole::kWriter);
     ASSERT_FALSE(s) << pragma;
-    EXPECT_EQ(s.error().code, Code::kInternal);
+    EXPECT_EQ(s.error().code, Code::kUnsupported);
     ASSERT_TRUE(db.script("PRAGMA synchronous=FULL; PRAGMA foreign_keys=ON; PRAGMA query_only=OFF; PRAGMA busy_timeout=1000"));
   }
 }

@@ -211,7 +211,8 @@ Result<DbSettings> Db::settings() {
 Status Db::verify(DbRole role) {
   CARREL_ASSIGN(const DbSettings s, settings());
   const auto refuse = [&](const std::string& what) {
-    return fail(Code::kInternal, "the database does not run as Carrel needs it: " + what + "; it stays closed", path_);
+    return fail(Code::kUnsupported, "the database does not run as Carrel needs it: " + what + "; it stays closed. It needs a local file system",
+                path_);
   };
   if (s.journal_mode != "wal") return refuse("journal_mode is " + s.journal_mode + ", not wal");
   if (s.synchronous != 2) return refuse("synchronous is " + std::to_string(s.synchronous) + ", not 2 (FULL)");

@@ -112,7 +112,7 @@ class Db {
   bool write_failed() const { return write_failed_; }
 
   Result<DbSettings> settings();
-  /// kInternal unless the settings are what the role promises.
+  /// kUnsupported unless the settings are what the role promises.
   Status verify(DbRole role);
   /// kCorrupt with advice unless the file is a healthy database.
   Status quick_check();

@@ -1,0 +1,154 @@
+// Online softmax of a tile of queries over keys that come in blocks of 64: the one place where attention adds up.
+//
+// Canonical order of a query: for each block that holds a key it sees, scores by dots over d in index order, times scale, one softmax step, then
+// o = fma(weight, value, o) for its keys in index order. Blocks lie at absolute indices (positions, or ranks of a selection), so neither the other queries
+// of the tile nor the chunk enter. Keys that a query does not see never touch its sums, whatever their memory holds.
+// Threads: one object per task, on the scratch of its thread.
+#pragma once
+#include <algorithm>
+#include <limits>
+
+#include "kernels/cpu/math.h"
+#include "kernels/cpu/vector_ops.h"
+
+namespace carrel::cpu {
+
+/// Sums of a tile: greatest score, total weight, weighted values [rows][padded], row = token * n_heads + head.
+struct Partial {
+  float* m = nullptr;
+  float* l = nullptr;
+  float* o = nullptr;
+
+  static size_t floats(int n_rows, int padded) { return static_cast<size_t>(n_rows) * static_cast<size_t>(padded + 2); }
+  static Partial at(float* memory, int n_rows) { return {memory, memory + n_rows, memory + 2 * n_rows}; }
+  void clear(int n_rows, int padded) const {
+    std::fill(m, m + n_rows, -std::numeric_limits<float>::infinity());
+    std::fill(l, l + n_rows, 0.0f);
+    std::fill(o, o + static_cast<ptrdiff_t>(n_rows) * padded, 0.0f);
+  }
+};
+
+inline int padded_dim(int dim) { return (dim + 15) / 16 * 16; }
+
+/// What part of a state row is key and what is value.
+struct KeySource {
+  DType dtype = DType::kF32;
+  int key_begin = 0;
+  int value_begin = 0;
+};
+
+/// Keys [lo, hi) that a query sees.
+struct Seen {
+  int64_t lo = 0, hi = 0;
+};
+
+class TileSoftmax {
+ public:
+  /// q: [n_tokens * n_heads][dim]
+  TileSoftmax(const VectorKernels& kernels, ThreadScratch& scratch, int n_tokens, int n_heads, int dim, float scale)
+      : k_(kernels), n_tokens_(n_tokens), n_heads_(n_heads), dim_(dim), padded_(padded_dim(dim)), scale_(scale) {
+    keys_ = scratch.keys.get(static_cast<size_t>(dim) * kKeyBlock);
+    values_ = scratch.values.get(static_cast<size_t>(padded_) * kKeyBlock);
+    scores_ = scratch.scores.get(static_cast<size_t>(n_tokens) * static_cast<size_t>(n_heads) * kKeyBlock);
+  }
+
+  /// Adds the keys of the block that begins at index `base`. limit: where the caller's walk ends. row_at(index): the state row; seen(token): what
+  /// its queries see.
+  template <class RowAt, class SeenOf>
+  void add_block(const float* q, const Partial& part, int64_t base, int64_t limit, const KeySource& source, RowAt row_at, SeenOf seen) {
+    int lo = kKeyBlock, hi = 0;
+    bool all_whole = true;
+    for (int t = 0; t < n_tokens_; ++t) {
+      const auto [a, b] = inside(seen(t), base);
+      all_whole = all_whole && a == 0 && b == kKeyBlock;
+      if (a >= b) continue;
+      lo = std::min(lo, a);
+      hi = std::max(hi, b);
+    }
+    if (lo >= hi) return;
+    const std::byte* rows[kKeyBlock];
+    for (int i = lo; i < hi; ++i) rows[i] = row_at(base + i);
+    if (hi == kKeyBlock && n_tokens_ == 1) {
+      const int64_t next = base + kKeyBlock, end = std::min(seen(0).hi, limit);
+      for (int64_t i = next; i < std::min(end, next + kKeyBlock); ++i) prefetch(row_at(i), source);
+    }
+    k_.load_keys(rows, source.dtype, source.key_begin, dim_, lo, hi, keys_);
+    k_.load_values(rows, source.dtype, source.value_begin, dim_, lo, hi, values_);
+    k_.product(n_tokens_ * n_heads_, kKeyBlock / 16, dim_, q, dim_, keys_, kKeyBlock, scores_, kKeyBlock, false);
+    if (all_whole) return add_scores(part, 0, n_tokens_, 0, kKeyBlock);
+    for (int t = 0; t < n_tokens_; ++t) {
+      const auto [a, b] = inside(seen(t), base);
+      if (a < b) add_scores(part, t, 1, a, b);
+    }
+  }
+
+ private:
+  struct Lanes {
+    int lo, hi;
+  };
+  static Lanes inside(const Seen& seen, int64_t base) {
+    return {static_cast<int>(std::clamp<int64_t>(seen.lo - base, 0, kKeyBlock)), static_cast<int>(std::clamp<int64_t>(seen.hi - base, 0, kKeyBlock))};
+  }
+  /// Keys [lo, hi) of the block for the queries of some tokens, which all see them.
+  void add_scores(const Partial& part, int token, int n_tokens, int lo, int hi) {
+    for (int row = token * n_heads_, end = (token + n_tokens) * n_heads_; row < end; row += kMostQueries) {
+      const int n = std::min(kMostQueries, end - row);
+      float* scores = scores_ + static_cast<ptrdiff_t>(row) * kKeyBlock;
+      float* o = part.o + static_cast<ptrdiff_t>(row) * padded_;
+      float factor[kMostQueries];
+      k_.softmax_step(n, scores, scale_, lo, hi, part.m + row, part.l + row, factor);
+      for (int i = 0; i < n; ++i) {
+        if (factor[i] != 1.0f) k_.scale(factor[i], padded_, o + static_cast<ptrdiff_t>(i) * padded_);
+      }
+      k_.product(n, padded_ / 16, hi - lo, scores + lo, kKeyBlock, values_ + static_cast<ptrdiff_t>(lo) * padded_, padded_, o, padded_, true);
+    }
+  }
+  /// Few queries are done before memory answers: asks for the rows of the next block early.
+  void prefetch(const std::byte* row, const KeySource& source) const {
+    const size_t size = source.dtype == DType::kF32 ? 4 : 2;
+    const size_t n_bytes = size * static_cast<size_t>(dim_), key = size * static_cast<size_t>(source.key_begin), value = size * static_cast<size_t>(source.value_begin);
+    for (size_t i = 0; i < n_bytes; i += 64) {
+      __builtin_prefetch(row + key + i);
+      if (key != value) __builtin_prefetch(row + value + i);
+    }
+  }
+
+  const VectorKernels& k_;
+  int n_tokens_, n_heads_, dim_, padded_;
+  float scale_;
+  float *keys_, *values_, *scores_;
+};
+
+/// Adds row `row` of `part` to row `into` of `total`; the first part is copied.
+inline void merge_row(const VectorKernels& k, const Partial& total, int into, const Partial& part, int row, int padded, bool first) {
+  float* o = total.o + static_cast<ptrdiff_t>(into) * padded;
+  const float* other = part.o + static_cast<ptrdiff_t>(row) * padded;
+  if (first) {
+    total.m[into] = part.m[row];
+    total.l[into] = part.l[row];
+    std::copy(other, other + padded, o);
+    return;
+  }
+  const float top = total.m[into] > part.m[row] ? total.m[into] : part.m[row];
+  const float old_factor = exp_of(total.m[into] - top), new_factor = exp_of(part.m[row] - top);
+  total.l[into] = __builtin_fmaf(total.l[into], old_factor, part.l[row] * new_factor);
+  total.m[into] = top;
+  k.scale(old_factor, padded, o);
+  k.axpy(new_factor, other, padded, o);
+}
+
+/// Folds the sink in (once, last) and divides: y[dim]. May write into o's padding.
+inline void finish_row(const VectorKernels& k, const Partial& total, int row, int dim, const float* sink, float* y) {
+  const int padded = padded_dim(dim);
+  float factor = 1.0f, weight = total.l[row];
+  if (sink) {
+    const float top = total.m[row] > *sink ? total.m[row] : *sink;
+    factor = exp_of(total.m[row] - top);
+    weight = __builtin_fmaf(weight, factor, exp_of(*sink - top));
+  }
+  float* o = total.o + static_cast<ptrdiff_t>(row) * padded;
+  k.scale(factor / weight, padded, o);
+  std::copy(o, o + dim, y);
+}
+
+}  // namespace carrel::cpu
