@@ -57,7 +57,7 @@ class Model {
   const GenerationDefaults& generation_defaults() const;
   const Digest& digest() const;               // weights + tokenizer + template + config: identity of its state
   const std::string& numerics_id() const;
-  std::string_view op_set() const;
+  std::string op_set() const;
   int64_t weight_bytes() const;    // packed, in memory
   int64_t file_bytes() const;      // of the tensors as they came: what a bandwidth bound is stated on
   int64_t created_ms() const;      // load time
