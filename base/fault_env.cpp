@@ -179,10 +179,11 @@ void FaultEnv::power_loss(Loss loss) {
     if (!stop) durable_->apply(op);
   }
   ops_.clear();
+  Names& durable = *durable_;
   const auto reachable = [&](const std::string& path) {
     std::string dir = folder_of(path);
     while (!is_root(dir)) {
-      if (!durable_->dirs.contains(dir)) return false;
+      if (!durable.dirs.contains(dir)) return false;
       dir = folder_of(dir);
     }
     return true;
@@ -288,9 +289,10 @@ Status FaultEnv::sync_dir(const std::string& path) {
   MutexLock lock(mutex_);
   CARREL_TRY(enter(Call::kChange, path));
   if (!is_root(path) && !live_->dirs.contains(path)) return fail(Code::kNotFound, "no such folder", path);
+  Names& durable = *durable_;
   std::erase_if(ops_, [&](const NameOp& op) {
     if (op.dir != path) return false;
-    durable_->apply(op);
+    durable.apply(op);
     return true;
   });
   return {};
