@@ -1,15 +1,14 @@
 #include "app/lifecycle/appliance.h"
 
-#include <unistd.h>
-
+#include <algorithm>
 #include <atomic>
-#include <thread>
 
 #include "app/api/api.h"
 #include "app/api/http_server.h"
+#include "app/lifecycle/engine_room.h"
 #include "app/lifecycle/internal_ca.h"
-#include "app/lifecycle/model_choice.h"
 #include "base/log.h"
+#include "storage/source_net.h"
 
 namespace carrel {
 namespace {
@@ -21,25 +20,7 @@ constexpr int64_t kDrainMs = 10'000;
 
 bool is_loopback(const std::string& address) { return address == "localhost" || address == "::1" || address.starts_with("127."); }
 
-void log_states(const ModelState& state) {
-  spdlog::info("states: block {} tokens, {} groups, {} bytes of open tails per sequence", state.block_size, state.groups.size(), state.slot_bytes);
-  for (const StateSpec& g : state.groups)
-    spdlog::info("state {} kind={} layers={} ratio={} row_elements={} dtype={} window={} page_bytes={}", g.name, to_string(g.kind), g.n_layers, g.ratio, g.row_elems, to_string(g.dtype),
-                 g.window, page_bytes(g, state.block_size));
-}
-
-Status check_policy(const Config& config, const Graph& graph) {
-  if (config.text("model.attention_policy") == "hybrid" && graph.state.groups.size() < 2)
-    return fail(Code::kInvalidArgument, "model.attention_policy is hybrid, but this model has one kind of attention only; use auto", "model.attention_policy");
-  if (!config.is_auto("cache.block_size") && config.integer("cache.block_size") != graph.state.block_size)
-    return fail(Code::kUnsupported, "cache.block_size is " + std::to_string(config.integer("cache.block_size")) + ", this model's states need " + std::to_string(graph.state.block_size) + "; use auto",
-                "cache.block_size");
-  return {};
-}
-
 }  // namespace
-
-uint64_t machine_memory_bytes() { return static_cast<uint64_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<uint64_t>(::sysconf(_SC_PAGE_SIZE)); }
 
 struct Appliance::Impl {
   Env* env;
@@ -48,9 +29,7 @@ struct Appliance::Impl {
   Metrics metrics;
   std::unique_ptr<Catalog> catalog;
   std::optional<CreatedKey> first_key;
-  std::unique_ptr<Model> model;
-  std::unique_ptr<StateManager> state;
-  std::unique_ptr<Engine> engine;
+  EngineRoom room;
   std::unique_ptr<Api> api;
   std::unique_ptr<HttpServer> server;
   TlsFiles tls;
@@ -68,51 +47,17 @@ struct Appliance::Impl {
     return {};
   }
 
-  Status load() {
-    CARREL_ASSIGN(const ModelChoice choice, choose_model(env, config, data_dir, *catalog));
-    const int64_t start = env->mono_ns();
-    auto loaded = Model::load(env, choice.location, choice.options);
-    if (!loaded) {
-      if (!choice.registered.empty() && loaded.error().code == Code::kCorrupt) (void)catalog->set_model_status(choice.registered, ModelStatus::kDamaged, "system");
-      return std::unexpected(std::move(loaded).error());
-    }
-    model = std::move(*loaded);
-    CARREL_TRY(check_policy(config, model->graph()));
-    spdlog::info("model {} family={} ops={} weights={} MB context={} numerics={} in {} ms", model->name(), model->family(), model->op_set(), model->weight_bytes() / 1'000'000,
-                 model->graph().max_positions, model->numerics_id().substr(0, 16), (env->mono_ns() - start) / 1'000'000);
-    return {};
-  }
-
-  Status start_engine() {
-    StateConfig c;
-    c.model = model->graph().state;
-    c.model_digest = model->digest();
-    c.numerics_id = model->numerics_id();
-    c.budget_bytes = config.is_auto("cache.max_size_gb") ? machine_memory_bytes() / 4 : static_cast<size_t>(config.number("cache.max_size_gb") * 1e9);
-    c.max_sequences = static_cast<int>(config.integer("scheduler.max_num_seqs"));
-    c.reuse = config.flag("cache.prefix_reuse.enabled");
-    CARREL_ASSIGN(state, StateManager::create(std::move(c)));
-    log_states(model->graph().state);
-    EngineConfig e;
-    e.max_batch_size = static_cast<int>(config.integer("scheduler.max_batch_size"));
-    e.max_num_seqs = static_cast<int>(std::min(config.integer("scheduler.max_num_seqs"), config.integer("server.max_concurrent_requests")));
-    if (!config.is_auto("scheduler.prefill_chunk")) e.prefill_chunk = static_cast<int>(config.integer("scheduler.prefill_chunk"));
-    e.max_queue_depth = static_cast<size_t>(config.integer("admission.max_queue_depth"));
-    engine = std::make_unique<Engine>(e, model.get(), state.get(), env);
-    return {};
-  }
-
   /// One real token through the whole engine, outside of every tenant's cache.
   bool probe() {
     Request r;
     r.id = "self-probe";
-    r.prompt = {model->tokenizer().bos_id().value_or(0)};
+    r.prompt = {room.model->tokenizer().bos_id().value_or(0)};
     r.tenant = r.namespace_id = "self-probe";
     r.sampling.temperature = 0;
     r.max_new_tokens = 1;
     r.reuse = r.store = false;
     r.timeout_ms = 20'000;
-    auto stream = engine->submit(std::move(r));
+    auto stream = room.engine->submit(std::move(r));
     if (!stream) return stream.error().code == Code::kExhausted;  // a full queue is busy, not broken
     const int64_t end = env->mono_ns() + 20'000'000'000;
     while (env->mono_ns() < end) {
@@ -126,7 +71,7 @@ struct Appliance::Impl {
     std::vector<std::string> reasons;
     if (draining) reasons.emplace_back("draining");
     if (!probed) reasons.emplace_back("no_recent_token");
-    if (engine->stats().heartbeat_age_ns > kStalledNs) reasons.emplace_back("engine_stalled");
+    if (room.engine->stats().heartbeat_age_ns > kStalledNs) reasons.emplace_back("engine_stalled");
     if (!catalog->health()) reasons.emplace_back("catalog_not_writable");
     return reasons;
   }
@@ -150,7 +95,7 @@ struct Appliance::Impl {
     }
     for (const std::string& net : config.list("server.allow"))
       if (auto parsed = SourceNet::parse(net); !parsed) return fail(Code::kInvalidArgument, "holds " + net + ", which is no network: " + parsed.error().text(), "server.allow");
-    ApiServices s{env, &config, catalog.get(), engine.get(), &metrics, [this] { return not_ready(); }, tls.ca_pem};
+    ApiServices s{env, &config, catalog.get(), room.engine.get(), &metrics, [this] { return not_ready(); }, tls.ca_pem};
     api = std::make_unique<Api>(std::move(s));
     server = std::make_unique<HttpServer>(o, api->handler());
     CARREL_TRY(server->start());
@@ -181,7 +126,7 @@ Appliance::Appliance(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 Appliance::~Appliance() {
   if (impl_->server) impl_->server->stop();
-  impl_->engine.reset();  // after the last connection thread
+  impl_->room.engine.reset();  // after the last connection thread
 }
 
 Result<std::unique_ptr<Appliance>> Appliance::start(Env* env, Config config, const std::string& data_dir) {
@@ -189,11 +134,10 @@ Result<std::unique_ptr<Appliance>> Appliance::start(Env* env, Config config, con
   Impl& i = *a->impl_;
   for (const std::string& note : i.config.notes()) spdlog::warn("configuration: {}", note);
   CARREL_TRY(i.open_catalog());
-  CARREL_TRY(i.load());
-  CARREL_TRY(i.start_engine());
-  i.metrics.set("carrel_build_info", {{"version", CARREL_VERSION}, {"numerics", i.model->numerics_id().substr(0, 16)}}, 1);
+  CARREL_ASSIGN(i.room, open_engine_room(env, i.config, data_dir, *i.catalog));
+  i.metrics.set("carrel_build_info", {{"version", CARREL_VERSION}, {"numerics", i.room.model->numerics_id().substr(0, 16)}}, 1);
   i.probed = i.probe();
-  if (!i.probed) return fail(Code::kInternal, "the model did not produce a token in the self-probe", i.model->name());
+  if (!i.probed) return fail(Code::kInternal, "the model did not produce a token in the self-probe", i.room.model->name());
   CARREL_TRY(i.listen());
   const int64_t now = env->mono_ns();
   i.next_probe_ns = now + kProbeEveryNs;
@@ -209,9 +153,9 @@ void Appliance::tick() {
   Impl& i = *impl_;
   const int64_t now = i.env->mono_ns();
   if (now >= i.next_probe_ns) {
-    const uint64_t decoded = i.engine->stats().decode_tokens;
+    const uint64_t decoded = i.room.engine->stats().decode_tokens;
     i.probed = decoded != i.decoded_at_probe || i.probe();  // real answers prove as much as a probe
-    i.decoded_at_probe = i.engine->stats().decode_tokens;
+    i.decoded_at_probe = i.room.engine->stats().decode_tokens;
     i.next_probe_ns = i.env->mono_ns() + kProbeEveryNs;
     if (!i.probed) spdlog::error("self-probe failed: no token from the model; /readyz answers 503");
   }
@@ -223,7 +167,7 @@ void Appliance::tick() {
 
 void Appliance::drain() {
   impl_->draining = true;
-  impl_->engine->drain(kDrainMs);
+  impl_->room.engine->drain(kDrainMs);
   (void)impl_->catalog->flush_usage();
 }
 

@@ -35,7 +35,4 @@ class Appliance {
 };
 
 
-/// Bytes of physical memory.
-uint64_t machine_memory_bytes();
-
 }  // namespace carrel
