@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <time.h>
@@ -25,7 +26,10 @@ std::unexpected<Error> sys_fail(const char* what, const std::string& path) {
 class RealFile final : public File {
  public:
   RealFile(int fd, std::string path) : fd_(fd), path_(std::move(path)) {}
-  ~RealFile() override { ::close(fd_); }
+  ~RealFile() override {
+    if (map_ != nullptr) ::munmap(map_, map_bytes_);
+    ::close(fd_);
+  }
 
   Result<size_t> read_at(uint64_t offset, std::span<std::byte> out) override {
     size_t done = 0;
@@ -61,10 +65,20 @@ class RealFile final : public File {
     if (::fstat(fd_, &s) != 0) return sys_fail("cannot stat", path_);
     return static_cast<uint64_t>(s.st_size);
   }
+  std::span<const std::byte> map(uint64_t size) override {
+    if (map_ != nullptr || size == 0) return {};
+    void* p = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, fd_, 0);
+    if (p == MAP_FAILED) return {};
+    map_ = p;
+    map_bytes_ = size;
+    return {static_cast<const std::byte*>(p), size};
+  }
 
  private:
   int fd_;
   std::string path_;
+  void* map_ = nullptr;
+  size_t map_bytes_ = 0;
 };
 
 class RealEnv final : public Env {
@@ -132,6 +146,16 @@ class RealEnv final : public Env {
     struct stat s;
     return ::stat(path.c_str(), &s) == 0 && S_ISDIR(s.st_mode);
   }
+  Status set_mode(const std::string& path, int mode) override {
+    if (::chmod(path.c_str(), static_cast<mode_t>(mode)) != 0) return sys_fail("cannot set the permissions", path);
+    return {};
+  }
+  Result<std::string> canonical(const std::string& path) override {
+    std::error_code ec;
+    const auto full = std::filesystem::canonical(path, ec);
+    if (ec) return fail(Code::kIo, "cannot resolve: " + ec.message(), path);
+    return full.string();
+  }
   int64_t wall_ms() override { return now_ns(CLOCK_REALTIME) / 1'000'000; }
   int64_t mono_ns() override { return now_ns(CLOCK_MONOTONIC); }
   void sleep_ms(int64_t ms) override {
@@ -156,16 +180,24 @@ class RealEnv final : public Env {
   }
 };
 
-std::string folder_of(const std::string& path) {
-  const size_t slash = path.rfind('/');
-  return slash == std::string::npos ? "." : slash == 0 ? "/" : path.substr(0, slash);
-}
-
 }  // namespace
 
 Env* Env::real() {
   static RealEnv env;
   return &env;
+}
+
+std::string folder_of(const std::string& path) {
+  const size_t slash = path.rfind('/');
+  return slash == std::string::npos ? "." : slash == 0 ? "/" : path.substr(0, slash);
+}
+
+Status make_dirs_durable(Env* env, const std::string& path) {
+  std::vector<std::string> fresh;
+  for (std::string d = path; !env->is_dir(d) && d != "." && d != "/"; d = folder_of(d)) fresh.push_back(d);
+  CARREL_TRY(env->make_dirs(path));
+  for (const std::string& d : fresh) CARREL_TRY(env->sync_dir(folder_of(d)));
+  return {};
 }
 
 Result<std::string> read_file(Env* env, const std::string& path, uint64_t max_bytes) {
@@ -174,7 +206,7 @@ Result<std::string> read_file(Env* env, const std::string& path, uint64_t max_by
   if (size > max_bytes) return fail(Code::kInvalidArgument, "is " + std::to_string(size) + " bytes, more than the limit of " + std::to_string(max_bytes), path);
   std::string content(size, '\0');
   CARREL_ASSIGN(const size_t n, file->read_at(0, std::as_writable_bytes(std::span(content))));
-  content.resize(n);
+  if (n != size) return fail(Code::kIo, "gave " + std::to_string(n) + " bytes of its " + std::to_string(size), path);
   return content;
 }
 
@@ -190,8 +222,9 @@ Status write_file_atomic(Env* env, const std::string& path, std::string_view con
       return s;
     }
   }
-  if (mode != 0600) ::chmod(temp.c_str(), static_cast<mode_t>(mode));
-  if (Status s = env->rename(temp, path); !s) {
+  Status s = mode == 0600 ? Status{} : env->set_mode(temp, mode);
+  if (s) s = env->rename(temp, path);
+  if (!s) {
     (void)env->remove(temp);
     return s;
   }

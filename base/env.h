@@ -27,6 +27,12 @@ class File {
   /// Data and size are durable when this returns.
   virtual Status sync() = 0;
   virtual Result<uint64_t> size() = 0;
+  /// The first `size` bytes, mapped read-only for as long as the File lives; empty where the File cannot map: read it then. Nobody may
+  /// cut the file meanwhile.
+  virtual std::span<const std::byte> map(uint64_t size) {
+    (void)size;
+    return {};
+  }
 };
 
 enum class Open { kRead, kReadWrite, kCreate /* read-write, made when absent */, kCreateNew /* fails when present */ };
@@ -45,6 +51,10 @@ class Env {
   virtual Result<std::vector<std::string>> list(const std::string& dir) = 0;  // names, sorted
   virtual bool exists(const std::string& path) = 0;
   virtual bool is_dir(const std::string& path) = 0;
+  /// Permission bits; an environment without permissions accepts and ignores them.
+  virtual Status set_mode(const std::string& /*path*/, int /*mode*/) { return {}; }
+  /// Absolute, without links; an environment without links answers what it was given. The path must exist.
+  virtual Result<std::string> canonical(const std::string& path) { return path; }
 
   virtual int64_t wall_ms() = 0;  // Unix time; for showing and expiry
   virtual int64_t mono_ns() = 0;  // for ages and deadlines
@@ -59,5 +69,10 @@ class Env {
 Result<std::string> read_file(Env* env, const std::string& path, uint64_t max_bytes = uint64_t{1} << 30);
 /// Temporary file, sync, rename, sync of the folder: after a crash the old or the new content is there, whole.
 Status write_file_atomic(Env* env, const std::string& path, std::string_view content, int mode = 0600);
+
+/// make_dirs, and every new folder's name is durable.
+Status make_dirs_durable(Env* env, const std::string& path);
+/// "a" of "a/b", "." of "b", "/" of "/b".
+std::string folder_of(const std::string& path);
 
 }  // namespace carrel

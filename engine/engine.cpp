@@ -1,0 +1,478 @@
+#include "engine/engine.h"
+
+#include <algorithm>
+#include <atomic>
+#include <list>
+#include <thread>
+#include <unordered_map>
+
+#include "base/log.h"
+#include "engine/model/model.h"
+#include "engine/text/detokenizer.h"
+#include "engine/text/stop.h"
+
+namespace carrel {
+
+struct Stream::Shared {
+  std::mutex mu;  // guards events
+  std::condition_variable ready;
+  std::deque<Event> events;
+  std::atomic<bool> cancelled{false};
+  std::function<void()> wake;  // the step thread, set once at submit
+
+  void push(Event event) {
+    {
+      std::lock_guard lock(mu);
+      events.push_back(std::move(event));
+    }
+    ready.notify_one();
+  }
+};
+
+Stream::~Stream() { cancel(); }
+
+void Stream::cancel() {
+  if (!shared_ || shared_->cancelled.exchange(true)) return;
+  shared_->wake();
+}
+
+std::optional<Event> Stream::next(int64_t timeout_ms) {
+  std::unique_lock lock(shared_->mu);
+  if (!shared_->ready.wait_for(lock, std::chrono::milliseconds(timeout_ms), [&] { return !shared_->events.empty(); })) return std::nullopt;
+  Event event = std::move(shared_->events.front());
+  shared_->events.pop_front();
+  return event;
+}
+
+namespace {
+
+/// One request from submit to finish. Touched by the step thread only, but for what the queue needs.
+struct Job {
+  uint64_t id = 0;
+  Request request;
+  std::shared_ptr<Stream::Shared> out;
+  int64_t submitted_ns = 0;
+  std::vector<int32_t> tokens;  // prompt, then answer
+  size_t n_prompt = 0;
+  std::optional<Sequence> sequence;  // empty while waiting
+  std::optional<Match> first_match;
+  int64_t admitted_ns = 0, first_token_ns = 0;
+  Detokenizer detokenizer;
+  StopMatcher stop;
+
+  std::optional<size_t> stopped_by;  // index into request.stop
+
+  Job(Request r, StopMatcher matcher, const Tokenizer& tokenizer)
+      : request(std::move(r)),
+        tokens(request.prompt),
+        n_prompt(request.prompt.size()),
+        detokenizer(tokenizer, request.skip_special),
+        stop(std::move(matcher)) {}
+
+  int64_t n_pending() const { return static_cast<int64_t>(tokens.size()) - sequence->n_past(); }
+  std::span<const int32_t> answer() const { return std::span(tokens).subspan(n_prompt); }
+};
+
+}  // namespace
+
+struct Engine::Impl {
+  const EngineConfig config;
+  Model* const model;
+  StateManager* const state;
+  Env* const env;
+  GraphRunner runner;
+  Sampler sampler;
+
+  mutable std::mutex mu;  // guards queue, arrived, counters, stopping, draining, n_running
+  std::condition_variable wake, idle;
+  FairQueue queue;
+  std::unordered_map<uint64_t, std::unique_ptr<Job>> waiting;
+  EngineStats counters;
+  bool stopping = false, draining = false, poked = false;
+  uint64_t next_id = 1;
+  std::atomic<int64_t> heartbeat_ns{0};
+
+  std::list<std::unique_ptr<Job>> running;  // step thread only, in order of admission
+  // Step buffers, kept between steps.
+  std::vector<int32_t> ids, positions, seq_of, outputs;
+  std::vector<SeqStep> seqs;
+  std::vector<Job*> in_step;
+
+  std::thread thread;
+
+  Impl(const EngineConfig& c, Model* m, StateManager* s, Env* e)
+      : config(c), model(m), state(s), env(e), runner(&m->graph(), &m->ops(), std::max(c.prefill_chunk, c.max_batch_size)), queue(c.max_queue_depth) {
+    heartbeat_ns = env->mono_ns();
+    thread = std::thread([this] { loop(); });
+  }
+
+  ~Impl() {
+    {
+      std::lock_guard lock(mu);
+      stopping = true;
+    }
+    wake.notify_one();
+    thread.join();
+  }
+
+  void poke() {
+    {
+      std::lock_guard lock(mu);
+      poked = true;
+    }
+    wake.notify_one();
+  }
+
+  void loop() {
+    for (;;) {
+      heartbeat_ns = env->mono_ns();
+      {
+        std::unique_lock lock(mu);
+        // Waiting requests have deadlines, so that the sleep is bounded when there are any.
+        const auto due = [&] { return stopping || poked || !running.empty(); };
+        if (!waiting.empty() && running.empty() && !poked) wake.wait_for(lock, std::chrono::milliseconds(2), due);
+        if (waiting.empty() && running.empty()) wake.wait_for(lock, std::chrono::milliseconds(500), [&] { return due() || !waiting.empty(); });
+        poked = false;
+        if (stopping) break;
+      }
+      sweep();
+      admit();
+      if (!running.empty()) step();
+      std::lock_guard lock(mu);
+      counters.running = running.size();
+      if (running.empty() && waiting.empty()) idle.notify_all();
+    }
+    std::vector<std::unique_ptr<Job>> rest;
+    {
+      std::lock_guard lock(mu);
+      for (auto& [id, job] : waiting) rest.push_back(std::move(job));
+      waiting.clear();
+    }
+    for (auto& job : rest) finish(*job, FinishReason::kCancelled, {});
+    for (auto& job : running) finish(*job, FinishReason::kCancelled, {});
+    running.clear();
+  }
+
+  /// Ends what was cancelled or ran out of time, waiting or running.
+  void sweep() {
+    const int64_t now = env->mono_ns();
+    const auto verdict = [&](const Job& job) -> std::optional<std::pair<FinishReason, Error>> {
+      if (job.out->cancelled) return std::pair{FinishReason::kCancelled, Error{}};
+      const int64_t age_ms = (now - job.submitted_ns) / 1'000'000;
+      const Request& r = job.request;
+      if (r.timeout_ms > 0 && age_ms >= r.timeout_ms)
+        return std::pair{FinishReason::kDeadline, Error{Code::kDeadline, "the request ran longer than its limit of " + std::to_string(r.timeout_ms) + " ms", "timeout_seconds"}};
+      if (!job.first_match && r.queue_timeout_ms > 0 && age_ms >= r.queue_timeout_ms)
+        return std::pair{FinishReason::kDeadline, Error{Code::kDeadline, "waited longer than " + std::to_string(r.queue_timeout_ms) + " ms for a place", "queue_timeout_seconds"}};
+      return std::nullopt;
+    };
+    std::vector<std::unique_ptr<Job>> ended;
+    {
+      std::lock_guard lock(mu);
+      for (auto it = waiting.begin(); it != waiting.end();) {
+        if (!verdict(*it->second)) {
+          ++it;
+          continue;
+        }
+        queue.remove(it->first);
+        ended.push_back(std::move(it->second));
+        it = waiting.erase(it);
+      }
+    }
+    for (auto& job : ended) {
+      auto [reason, error] = *verdict(*job);
+      finish(*job, reason, std::move(error));
+    }
+    for (auto it = running.begin(); it != running.end();) {
+      if (auto v = verdict(**it)) {
+        finish(**it, v->first, std::move(v->second));
+        it = running.erase(it);
+      } else {
+        ++it;
+      }
+    }
+  }
+
+  std::unique_ptr<Job> take_waiting(uint64_t id) {
+    std::lock_guard lock(mu);
+    const auto at = waiting.find(id);
+    if (at == waiting.end()) return nullptr;
+    auto job = std::move(at->second);
+    waiting.erase(at);
+    queue.remove(id);
+    return job;
+  }
+
+  /// A waiting job stays where it is while it is tried: only the step thread takes jobs away, so the pointer holds.
+  Job* peek_waiting(uint64_t id) {
+    std::lock_guard lock(mu);
+    const auto at = waiting.find(id);
+    return at == waiting.end() ? nullptr : at->second.get();
+  }
+
+  /// Lets waiting requests in, fairest first, until space or places end. A request whose prefix is being computed by another waits for it.
+  void admit() {
+    constexpr size_t kTriesPerStep = 16;
+    std::vector<uint64_t> order;
+    {
+      std::lock_guard lock(mu);
+      order = queue.order();
+    }
+    for (size_t i = 0; i < order.size() && i < kTriesPerStep && running.size() < static_cast<size_t>(config.max_num_seqs); i++) {
+      Job* job = peek_waiting(order[i]);
+      if (job == nullptr) continue;
+      const Request& r = job->request;
+      auto admission = state->admit({.tokens = job->tokens,
+                                     .namespace_secret = r.namespace_secret,
+                                     .namespace_id = r.namespace_id,
+                                     .max_new_tokens = r.max_new_tokens - static_cast<int64_t>(job->answer().size()),
+                                     .reuse = r.reuse,
+                                     .store = r.store});
+      if (!admission) {
+        if (admission.error().code == Code::kExhausted && !running.empty()) return;
+        finish(*take_waiting(order[i]), FinishReason::kError, std::move(admission.error()));
+        continue;
+      }
+      if (!admission->sequence) continue;
+      job->sequence = std::move(admission->sequence);
+      if (!job->first_match) {
+        job->first_match = job->sequence->match();
+        job->admitted_ns = env->mono_ns();
+      }
+      running.push_back(take_waiting(order[i]));
+    }
+  }
+
+  void put_back(std::unique_ptr<Job> job) {
+    std::lock_guard lock(mu);
+    queue.push_front(job->id, job->request.tenant, job->request.priority);
+    const uint64_t id = job->id;
+    waiting.emplace(id, std::move(job));
+  }
+
+  /// Takes a running sequence's pages away; its published blocks stay, so that it goes on later from there with the same bits.
+  bool preempt_one(const Job* keep) {
+    for (auto it = running.rbegin(); it != running.rend(); ++it) {
+      Job* victim = it->get();
+      if (victim == keep || std::find(in_step.begin(), in_step.end(), victim) != in_step.end()) continue;
+      auto owned = std::move(*it);
+      running.erase(std::next(it).base());
+      owned->sequence.reset();
+      {
+        std::lock_guard lock(mu);
+        counters.preempted++;
+      }
+      put_back(std::move(owned));
+      return true;
+    }
+    return false;
+  }
+
+  /// Adds the next n tokens of a job to the step. False: no space for it now.
+  bool add(Job* job, int64_t n) {
+    while (true) {
+      Status reserved = job->sequence->reserve(n);
+      if (reserved) break;
+      if (!preempt_one(job)) return false;
+    }
+    const int64_t past = job->sequence->n_past();
+    SeqStep s;
+    s.first_token = static_cast<int32_t>(ids.size());
+    s.n_tokens = static_cast<int32_t>(n);
+    s.n_past = static_cast<int32_t>(past);
+    for (int64_t i = 0; i < n; i++) {
+      ids.push_back(job->tokens[static_cast<size_t>(past + i)]);
+      positions.push_back(static_cast<int32_t>(past + i));
+      seq_of.push_back(static_cast<int32_t>(seqs.size()));
+    }
+    if (past + n == static_cast<int64_t>(job->tokens.size())) outputs.push_back(static_cast<int32_t>(ids.size()) - 1);
+    seqs.push_back(s);
+    in_step.push_back(job);
+    return true;
+  }
+
+  /// Decoding sequences first, one token each; then prompts, in order of admission, up to the step's token rows.
+  void fill_step() {
+    ids.clear(), positions.clear(), seq_of.clear(), outputs.clear(), seqs.clear(), in_step.clear();
+    const int rows = std::max(config.prefill_chunk, config.max_batch_size);
+    std::vector<Job*> jobs;
+    for (auto& job : running) jobs.push_back(job.get());
+    std::stable_partition(jobs.begin(), jobs.end(), [](const Job* j) { return j->n_pending() == 1; });
+    std::vector<Job*> stuck;
+    for (Job* job : jobs) {
+      if (static_cast<int>(in_step.size()) >= config.max_batch_size || static_cast<int>(ids.size()) >= rows) break;
+      if (std::none_of(running.begin(), running.end(), [&](const auto& r) { return r.get() == job; })) continue;  // preempted meanwhile
+      const int64_t n = std::min<int64_t>(job->n_pending(), rows - static_cast<int>(ids.size()));
+      if (!add(job, n)) stuck.push_back(job);
+    }
+    if (!in_step.empty()) return;
+    for (Job* job : stuck) end(job, FinishReason::kError, Error{Code::kExhausted, "no state space left for this request; lower max_tokens or raise cache.max_size_gb", "cache.max_size_gb"});
+  }
+
+  void step() {
+    const int64_t start = env->mono_ns();
+    fill_step();
+    if (in_step.empty()) return;
+    for (size_t i = 0; i < seqs.size(); i++) {
+      seqs[i].pages = in_step[i]->sequence->pages();
+      seqs[i].slot = in_step[i]->sequence->slot();
+    }
+    Batch batch;
+    batch.n_tokens = static_cast<int32_t>(ids.size());
+    batch.block_size = model->graph().state.block_size;
+    batch.ids = ids;
+    batch.positions = positions;
+    batch.seq_of = seq_of;
+    batch.seqs = seqs;
+    batch.outputs = outputs;
+    const float* logits = runner.run(batch);
+    const int64_t done = env->mono_ns();
+
+    const std::vector<SeqStep> steps = seqs;
+    const std::vector<Job*> jobs = in_step;
+    in_step.clear();
+    size_t row = 0;
+    int64_t n_prefill = 0, n_decode = 0;
+    for (size_t i = 0; i < jobs.size(); i++) {
+      Job* job = jobs[i];
+      const SeqStep& s = steps[i];
+      const bool has_logits = row < outputs.size() && outputs[row] == s.first_token + s.n_tokens - 1;
+      const float* mine = has_logits ? logits + static_cast<size_t>(row++) * static_cast<size_t>(model->graph().vocab) : nullptr;
+      (job->tokens.size() > job->n_prompt && s.n_tokens == 1 ? n_decode : n_prefill) += s.n_tokens;
+      {
+        std::lock_guard lock(mu);
+        queue.charge(job->request.tenant, s.n_tokens);
+      }
+      if (Status advanced = job->sequence->advance(std::span(ids).subspan(static_cast<size_t>(s.first_token), static_cast<size_t>(s.n_tokens))); !advanced) {
+        end(job, FinishReason::kError, std::move(advanced.error()));
+        continue;
+      }
+      if (mine != nullptr) take_token(job, std::span(mine, static_cast<size_t>(model->graph().vocab)), done);
+    }
+    std::lock_guard lock(mu);
+    counters.steps++;
+    counters.prefill_tokens += static_cast<uint64_t>(n_prefill);
+    counters.decode_tokens += static_cast<uint64_t>(n_decode);
+    counters.step_ns += env->mono_ns() - start;
+  }
+
+  void take_token(Job* job, std::span<const float> logits, int64_t now) {
+    const Request& r = job->request;
+    auto sampled = sampler.sample(logits, r.sampling, r.prompt, job->answer(), static_cast<int64_t>(job->tokens.size()));
+    if (!sampled) return end(job, FinishReason::kError, std::move(sampled.error()));
+    if (job->first_token_ns == 0) job->first_token_ns = now;
+    job->tokens.push_back(sampled->id);
+    Delta delta;
+    delta.tokens.push_back({sampled->id, std::string(model->tokenizer().token_bytes(sampled->id)), sampled->logprob, std::move(sampled->top)});
+    const bool at_end = !r.ignore_end && model->tokenizer().is_end(sampled->id);
+    const bool full = static_cast<int64_t>(job->answer().size()) >= r.max_new_tokens;
+    const auto feed = [&](const std::string& text) {
+      StopMatcher::Out out = job->stop.push(text);
+      delta.text += out.text;
+      if (out.stop) job->stopped_by = out.stop;
+    };
+    if (!at_end) feed(job->detokenizer.push(sampled->id));
+    if (!job->stopped_by && (at_end || full)) {
+      feed(job->detokenizer.flush());
+      if (!job->stopped_by) delta.text += job->stop.flush();
+    }
+    job->out->push(std::move(delta));
+    if (job->stopped_by || at_end) return end(job, FinishReason::kStop, {});
+    if (full) return end(job, FinishReason::kLength, {});
+  }
+
+  /// Finishes a running job and forgets it.
+  void end(Job* job, FinishReason reason, Error error) {
+    finish(*job, reason, std::move(error));
+    running.remove_if([&](const auto& r) { return r.get() == job; });
+  }
+
+  void finish(Job& job, FinishReason reason, Error error) {
+    const int64_t now = env->mono_ns();
+    Finish f;
+    f.reason = reason;
+    f.error = std::move(error);
+    if (job.stopped_by) f.stop = job.request.stop[*job.stopped_by];
+    EngineUsage& u = f.usage;
+    u.prompt_tokens = static_cast<int64_t>(job.n_prompt);
+    if (job.first_match) u.match = *job.first_match;
+    u.cached_tokens = u.match.effective;
+    u.completion_tokens = static_cast<int64_t>(job.tokens.size() - job.n_prompt);
+    u.queue_ns = (job.admitted_ns != 0 ? job.admitted_ns : now) - job.submitted_ns;
+    u.ttft_ns = job.first_token_ns != 0 ? job.first_token_ns - job.submitted_ns : 0;
+    u.total_ns = now - job.submitted_ns;
+    job.sequence.reset();
+    {
+      std::lock_guard lock(mu);
+      counters.finished++;
+      if (reason == FinishReason::kCancelled) counters.cancelled++;
+      if (reason == FinishReason::kError || reason == FinishReason::kDeadline) counters.failed++;
+    }
+    job.out->push(std::move(f));
+  }
+};
+
+Engine::Engine(const EngineConfig& config, Model* model, StateManager* state, Env* env) : impl_(std::make_unique<Impl>(config, model, state, env)) {}
+Engine::~Engine() = default;
+
+Result<std::unique_ptr<Stream>> Engine::submit(Request request) {
+  Impl& e = *impl_;
+  const Graph& graph = e.model->graph();
+  if (request.prompt.empty()) return fail(Code::kInvalidArgument, "the prompt has no tokens", "prompt");
+  for (const int32_t id : request.prompt)
+    if (id < 0 || id >= graph.vocab) return fail(Code::kInvalidArgument, "token " + std::to_string(id) + " is outside the vocabulary of " + std::to_string(graph.vocab), "prompt");
+  const int64_t n_prompt = static_cast<int64_t>(request.prompt.size());
+  if (request.max_new_tokens < 1) return fail(Code::kInvalidArgument, "must be at least 1", "max_tokens");
+  if (n_prompt + request.max_new_tokens > graph.max_positions)
+    return fail(Code::kInvalidArgument,
+                "prompt of " + std::to_string(n_prompt) + " tokens and answer of up to " + std::to_string(request.max_new_tokens) + " exceed the context of " +
+                    std::to_string(graph.max_positions) + " tokens; shorten the prompt or lower max_tokens",
+                "context_length");
+  CARREL_TRY(check(request.sampling, graph.vocab));
+  CARREL_ASSIGN(StopMatcher matcher, StopMatcher::create(request.stop));
+
+  auto stream = std::make_unique<Stream>();
+  stream->shared_ = std::make_shared<Stream::Shared>();
+  stream->shared_->wake = [&e] { e.poke(); };
+  {
+    std::lock_guard lock(e.mu);
+    if (e.draining || e.stopping) return fail(Code::kUnavailable, "the server is shutting down; retry elsewhere or later");
+    auto job = std::make_unique<Job>(std::move(request), std::move(matcher), e.model->tokenizer());
+    job->id = e.next_id;
+    job->out = stream->shared_;
+    job->submitted_ns = e.env->mono_ns();
+    if (!e.queue.push(job->id, job->request.tenant, job->request.priority)) {
+      e.counters.refused++;
+      stream->shared_->cancelled = true;  // nothing to cancel
+      return fail(Code::kExhausted, "the queue is full (" + std::to_string(e.queue.max_depth()) + " waiting); retry later", "admission.max_queue_depth");
+    }
+    e.waiting.emplace(e.next_id++, std::move(job));
+    e.poked = true;
+  }
+  e.wake.notify_one();
+  return stream;
+}
+
+EngineStats Engine::stats() const {
+  EngineStats s;
+  {
+    std::lock_guard lock(impl_->mu);
+    s = impl_->counters;
+    s.queued = impl_->queue.size();
+    s.draining = impl_->draining;
+  }
+  s.heartbeat_age_ns = impl_->env->mono_ns() - impl_->heartbeat_ns;
+  s.state = impl_->state->stats();
+  return s;
+}
+
+const Model& Engine::model() const { return *impl_->model; }
+StateManager& Engine::state() { return *impl_->state; }
+
+void Engine::drain(int64_t timeout_ms) {
+  std::unique_lock lock(impl_->mu);
+  impl_->draining = true;
+  impl_->idle.wait_for(lock, std::chrono::milliseconds(timeout_ms), [&] { return impl_->waiting.empty() && impl_->counters.running == 0; });
+}
+
+}  // namespace carrel

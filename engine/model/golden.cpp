@@ -1,0 +1,156 @@
+// Recognises the layouts of vectors and calls the checks; see golden.h.
+#include "engine/model/golden.h"
+
+#include <algorithm>
+
+#include "engine/model/golden_run.h"
+
+namespace carrel {
+
+namespace {
+
+constexpr int kMaxDepth = 4;  // folders below the one given
+
+std::string parent_of(const std::string& path) {
+  const size_t slash = path.find_last_of('/');
+  return slash == std::string::npos ? "." : slash == 0 ? "/" : path.substr(0, slash);
+}
+std::string name_of(const std::string& path) { return path.substr(path.find_last_of('/') + 1); }
+
+std::string without_slash(std::string path) {
+  while (path.size() > 1 && path.ends_with('/')) path.pop_back();
+  return path;
+}
+
+Result<ConfigReader> read_json(Env* env, const std::string& path) {
+  CARREL_ASSIGN(const std::string text, read_file(env, path));
+  return ConfigReader::parse(text);
+}
+
+class Checker {
+ public:
+  Checker(Env* env, const GoldenOptions& options) : env_(env), options_(options) {}
+
+  Status visit(const std::string& path, int depth) {
+    if (!env_->is_dir(path)) return path.ends_with(".gguf") ? gguf_file(path) : Status{};
+    if (env_->exists(path + "/golden.safetensors") && env_->exists(path + "/config.json")) CARREL_TRY(model_folder(path));
+    if (env_->exists(path + "/gguf.safetensors")) return check_formats(env_, path, report);
+    if (depth >= kMaxDepth) return {};
+    CARREL_ASSIGN(const std::vector<std::string> names, env_->list(path));
+    const bool ggufs = env_->exists(path + "/manifest.json");
+    for (const std::string& name : names) {
+      if (env_->is_dir(path + "/" + name) || (ggufs && name.ends_with(".gguf"))) CARREL_TRY(visit(path + "/" + name, depth + 1));
+    }
+    return {};
+  }
+
+  GoldenReport report;
+
+ private:
+  /// Runs the check of one model. Another family or type is a skip, not a failure of the model.
+  Status check(const std::string& name, const OpenSource& open, const GoldenVectors& vectors, const FastLimits& limits) {
+    GoldenFile out;
+    out.name = name;
+    const Status status = check_model(open, vectors, limits, options_, out);
+    if (!status && status.error().code == Code::kUnsupported) {
+      out.skipped = status.error().text();
+    } else if (!status) {
+      out.failures.push_back(status.error().text());
+    }
+    report.files.push_back(std::move(out));
+    return {};
+  }
+
+  Status model_folder(const std::string& dir) {
+    const bool other_config = options_.config != "config.json";
+    if (!env_->exists(dir + "/" + options_.config)) return {};
+    GoldenVectors v;
+    CARREL_TRY(read_manifest(dir, v));
+    CARREL_ASSIGN(v.file, VectorFile::open(env_, dir + "/golden.safetensors"));
+    CARREL_ASSIGN(const FastLimits limits, limits_of(dir, name_of(dir)));
+    std::string config, weights;
+    if (other_config) {
+      CARREL_ASSIGN(config, read_file(env_, dir + "/" + options_.config));
+      CARREL_ASSIGN(weights, read_file(env_, dir + "/model.safetensors"));
+    }
+    const OpenSource open = [&]() -> Result<std::unique_ptr<ModelSource>> {
+      if (!other_config) return open_source(env_, dir);
+      return open_folder_in_memory({{"config.json", std::as_bytes(std::span(config))}, {"model.safetensors", std::as_bytes(std::span(weights))}});
+    };
+    return check(dir + (other_config ? " (" + options_.config + ")" : ""), open, v, limits);
+  }
+
+  Status read_manifest(const std::string& dir, GoldenVectors& v) {
+    CARREL_ASSIGN(const ConfigReader m, read_json(env_, dir + "/manifest.json"));
+    v.tight = m.number(m.has("tight_logits_f32") ? "tight_logits_f32" : "bound_careful_f32");
+    v.wide = m.number("bound_logits_f32");
+    v.hidden = m.numbers("bound_hidden_f32_per_layer");
+    if (env_->exists(dir + "/trace.safetensors")) {
+      CARREL_ASSIGN(v.trace, VectorFile::open(env_, dir + "/trace.safetensors"));
+      const ConfigReader t = m.section("trace"), bounds = t.section("bound_f32");
+      v.trace_prompt = t.text("prompt");
+      for (const int64_t p : t.integers("positions")) v.trace_positions.push_back(static_cast<int>(p));
+      for (const int64_t p : t.integers("indexer_positions")) v.trace_indexer_positions.push_back(static_cast<int>(p));
+      v.trace_mhc_position = static_cast<int>(t.integer("mhc_position", 0, 1 << 20));
+      v.trace_state_after = static_cast<int>(t.integer("state_after", 0, 1 << 20));
+      for (const char* kind : {"attn_hc.post", "attn_hc.comb", "attn_in", "attn_out", "ffn_hc.post", "ffn_hc.comb", "ffn_in", "route_weights", "ffn_out",
+                               "out_streams", "indexer_q", "indexer_keys", "compressed_rows", "head_in"}) {
+        if (bounds.has(kind)) v.trace_bounds[kind] = bounds.number(kind);
+      }
+    }
+    return m.status();
+  }
+
+  Status gguf_file(const std::string& path) {
+    const std::string dir = parent_of(path), stem = name_of(path).substr(0, name_of(path).size() - 5);
+    CARREL_ASSIGN(const ConfigReader manifest, read_json(env_, dir + "/manifest.json"));
+    if (!manifest.is_object(stem)) return fail(Code::kNotFound, "manifest.json does not mention this file", path);
+    const ConfigReader m = manifest.section(stem);
+    GoldenVectors v;
+    v.tight = m.number("tight_logits_f32");
+    v.wide = m.number("bound_logits_f32");
+    const std::string golden = dir + "/" + m.text("golden");
+    CARREL_TRY(m.status());
+    CARREL_ASSIGN(v.file, VectorFile::open(env_, golden));
+    CARREL_ASSIGN(const FastLimits limits, limits_of(dir, stem));
+    return check(path, [&] { return open_source(env_, path); }, v, limits);
+  }
+
+  /// limits.json lies in the folder or one of the three above it.
+  Result<FastLimits> limits_of(const std::string& dir, const std::string& name) {
+    FastLimits out;
+    if (options_.ops != OpSet::kFast) return out;
+    std::string at = dir;
+    for (int i = 0; i < 4; ++i, at = parent_of(at)) {
+      if (!env_->exists(at + "/limits.json")) continue;
+      CARREL_ASSIGN(const ConfigReader root, read_json(env_, at + "/limits.json"));
+      const ConfigReader fast = root.section("fast");
+      const ConfigReader limits = fast.section(fast.has(name) ? name : "default");
+      out.mean_kl = limits.number("mean_kl");
+      out.top1 = limits.number("top1");
+      CARREL_TRY(limits.status());
+      return out;
+    }
+    return fail(Code::kNotFound, "no limits.json for the fast ops here or above", dir);
+  }
+
+  Env* env_;
+  const GoldenOptions& options_;
+};
+
+}  // namespace
+
+bool GoldenReport::passed() const {
+  return std::all_of(files.begin(), files.end(), [](const GoldenFile& f) { return f.passed(); });
+}
+
+Result<GoldenReport> check_golden(Env* env, const std::string& dir, const GoldenOptions& options) {
+  const std::string path = without_slash(dir);
+  if (!env->exists(path)) return fail(Code::kNotFound, "no such folder or file", path);
+  Checker checker(env, options);
+  CARREL_TRY(checker.visit(path, 0));
+  if (checker.report.files.empty()) return fail(Code::kNotFound, "no vectors here (golden.safetensors, manifest.json with .gguf files, gguf.safetensors)", path);
+  return std::move(checker.report);
+}
+
+}  // namespace carrel
