@@ -248,6 +248,36 @@ TEST_P(SetTest, a_hit_continues_like_a_cold_run) {
   }
 }
 
+TEST_P(SetTest, nan_stays_inside_its_sequence) {
+  ThreadTeam team(2);
+  const auto ops = make(GetParam(), &team);
+  for (const Named& c : cases(kv())) {
+    if (c.lengths.size() < 3 || c.lengths[0] > 3000) continue;
+    SCOPED_TRACE(c.name);
+    Inputs clean(c.lengths), spoilt(c.lengths);
+    const std::vector<Step> steps = random_schedule(c.lengths, 5, 60);
+    const Outputs want = run(c.pipeline, *ops, steps, clean);
+    for (const int name : {0, 1, 2, 3, 10, 11, 12, 13, 14, 15}) {  // every input of the longest sequence, from a middle token on
+      const auto& source = clean.all();
+      const auto it = source.find({static_cast<int>(c.lengths.size()) - 1, name});
+      if (it == source.end()) continue;
+      std::vector<float>& v = spoilt.of(it->first.first, name, static_cast<int>(it->second.size()) / c.lengths.back());
+      std::fill(v.begin() + static_cast<ptrdiff_t>(v.size() / 2), v.end(), std::numeric_limits<float>::quiet_NaN());
+    }
+    const Outputs got = run(c.pipeline, *ops, steps, spoilt), again = run(c.pipeline, *ops, steps, spoilt);
+    for (const auto& [key, v] : want.all()) {
+      const std::vector<float>& w = got.all().at(key);
+      EXPECT_EQ(std::memcmp(w.data(), again.all().at(key).data(), w.size() * 4), 0) << "output " << key.second;
+      const bool last = key.first == static_cast<int>(c.lengths.size()) - 1;
+      if (last && key.second != kSelected) {
+        EXPECT_TRUE(std::isnan(w.back()));
+      }
+      const size_t n = last ? 0 : v.size();
+      EXPECT_EQ(std::memcmp(w.data(), v.data(), n * 4), 0) << "sequence " << key.first << " output " << key.second;
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Ops, SetTest, testing::Values(OpSet::kExact, OpSet::kFast),
                          [](const auto& info) { return info.param == OpSet::kExact ? "exact" : "fast"; });
 
