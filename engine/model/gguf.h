@@ -26,6 +26,10 @@ struct GgufTokenizer {
   std::optional<bool> add_bos, add_eos, add_space_prefix;
 };
 
+/// Bytes for the model store and for digests; layout in docs/formats/model_store.md. kCorrupt when the bytes are not such.
+Bytes encode_gguf_tokenizer(const GgufTokenizer& tokenizer);
+Result<GgufTokenizer> decode_gguf_tokenizer(std::span<const std::byte> bytes);
+
 struct GgufFile {
   std::string metadata_json;  // one object, keys as in the file, without the token lists; non-finite numbers are null
   std::string architecture;

@@ -1,14 +1,17 @@
 // Weights as a family asks for them: matrices packed for the chosen ops, vectors as float32.
 //
-// Two loaders stand behind the interface: one reads a ModelSource and packs (direct loading, import), one reads the model store, where the same
-// requests were packed at import. A request is named by its id(), so a family asks the same questions of both.
-// Threads: one loading thread. Memory: owned by the Weights object, 64-byte aligned, huge pages where the system gives them.
+// Two loaders stand behind the interface: one reads a ModelSource and packs (direct loading, import), one reads the model store, where the
+// same requests were packed at import. A request is named by its id(), so a family asks the same questions of both. Threads: one loading
+// thread. Memory: owned by the Weights object, 64-byte aligned, huge pages where the system gives them.
 #pragma once
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "base/error.h"
+#include "base/hash.h"
 #include "kernels/matrix.h"
 
 namespace carrel {
@@ -36,5 +39,24 @@ class Weights {
   virtual Result<const float*> vector(const std::string& tensor, int64_t n, float add = 0) = 0;
   virtual Result<const int32_t*> table(const std::string& tensor, int64_t n) = 0;  // I32 or I64 values, range checked to int32
 };
+
+/// Weights in memory, with what the rest of the process wants to know about them.
+class LoadedWeights : public Weights {
+ public:
+  virtual int64_t memory_bytes() const = 0;  // packed, as they lie in memory
+  virtual int64_t file_bytes() const = 0;    // of the tensors that were asked for, as they came
+  /// Identity of the model: configuration, tokenizer, template and every tensor that was asked for. Call after the family has built its
+  /// graph.
+  virtual Result<Digest> model_digest() const = 0;
+};
+
+/// Which form a matrix takes in memory, by the form that keeps its values: the same, kF32 or kRows.
+using FormChooser = std::function<Form(Form stored)>;
+
+class ModelSource;
+
+/// Packs on request, directly from the source, which must outlive it. The same request gives the same memory. Errors: kCorrupt (absent,
+/// other shape), kUnsupported (type, by name), each with tensor and file; kExhausted.
+std::unique_ptr<LoadedWeights> weights_from_source(const ModelSource& source, FormChooser choose);
 
 }  // namespace carrel

@@ -1,0 +1,47 @@
+// From a source's tensor to what a request of weights.h asks for. Shared by direct loading and by import; private to this folder.
+//
+// Pure functions on the caller's memory; WeightArena belongs to one thread.
+#pragma once
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine/model/source.h"
+#include "engine/model/weights.h"
+#include "kernels/memory.h"
+
+namespace carrel {
+
+/// Names of requests other than matrices, as MatrixRequest::id().
+std::string vector_id(const std::string& tensor, int64_t n, float add);
+std::string table_id(const std::string& tensor, int64_t n);
+
+/// The tensor, when it is there, of a readable type, and has the requested rows (of its own row length, unless it is a vector).
+Result<const TensorInfo*> find_for(const ModelSource& source, const MatrixRequest& request);
+/// The same for a tensor of n elements; `table`: integers wanted, else numbers.
+Result<const TensorInfo*> find_for(const ModelSource& source, const std::string& tensor, int64_t n, bool table);
+
+/// out.size() == packed_bytes(form, request.n_rows, request.n_cols).
+Status pack_request(const TensorInfo& tensor, const MatrixRequest& request, Form form, std::span<std::byte> out, const std::string& where);
+/// Compares every value of a packed matrix with the source; kInternal names the row when packing changed one.
+Status check_lossless(const TensorInfo& tensor, const MatrixRequest& request, const Matrix& packed, const std::string& where);
+void read_vector(const TensorInfo& tensor, float add, std::span<float> out);
+/// kCorrupt when a value does not fit int32.
+Status read_table(const TensorInfo& tensor, std::span<int32_t> out, const std::string& where);
+
+/// Memory of weights: 64-byte aligned pieces of huge-page buffers, freed together.
+class WeightArena {
+ public:
+  Result<std::span<std::byte>> take(size_t n_bytes);
+  int64_t used_bytes() const { return used_; }
+
+ private:
+  std::vector<HugeBuffer> buffers_;
+  std::span<std::byte> rest_;  // of the last shared buffer
+  int64_t used_ = 0;
+};
+
+/// Identity of a model that is loaded without import. Hashes the bytes of `tensors` (sorted, distinct).
+Digest source_digest(const ModelSource& source, const std::vector<std::string>& tensors);
+
+}  // namespace carrel
