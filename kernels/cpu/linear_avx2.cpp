@@ -60,18 +60,18 @@ struct Avx2 {
       unroll<kRun>([&](auto j) CARREL_INLINE {
         constexpr int c = c0 + r * kRun + j;
         const I wc = w(std::integral_constant<int, c>{});
-        for (int t = 0; t < T; t++) {
+        unroll<T>([&](auto t) CARREL_INLINE {
           const I p = products<kBits>(wc, _mm256_set1_epi32(x[c * T + t]));
           sum[t] = j == 0 ? p : _mm256_add_epi16(sum[t], p);
-        }
+        });
       });
-      for (int t = 0; t < T; t++) {
+      unroll<T>([&](auto t) CARREL_INLINE {
         const I wide = _mm256_madd_epi16(sum[t], ones);
         dot[t] = r == 0 ? wide : _mm256_add_epi32(dot[t], wide);
-      }
+      });
     });
     if constexpr (kStart) {
-      for (int t = 0; t < T; t++) dot[t] = _mm256_add_epi32(dot[t], _mm256_set1_epi32(begin[t]));
+      unroll<T>([&](auto t) CARREL_INLINE { dot[t] = _mm256_add_epi32(dot[t], _mm256_set1_epi32(begin[t])); });
     }
   }
 };

@@ -1,7 +1,8 @@
 // AVX-512 path: 16 lanes, one row block per vector, VNNI dots of unsigned codes; int8 weights are offset by 128 on the fly. Built with its
 // own flags, entered only where cpuid has them: no inline function of a library may be called from here.
 #if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // GCC 12 warns of its own header
+#pragma GCC diagnostic ignored "-Wuninitialized"  // GCC 12 warns of its own header
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
 #include <immintrin.h>
 
@@ -48,11 +49,11 @@ struct Avx512 {
   /// dot[t] of chunks [c0, c0 + n) of T tokens; x: [chunk][token] words; begin: [token] start words.
   template <int T, int kBits, bool kStart, int c0, int n, class W>
   CARREL_INLINE static void dots(const int32_t* x, const int32_t* begin, W w, I (&dot)[T]) {
-    for (int t = 0; t < T; t++) dot[t] = kStart ? _mm512_set1_epi32(begin[t]) : _mm512_setzero_si512();
+    unroll<T>([&](auto t) CARREL_INLINE { dot[t] = kStart ? _mm512_set1_epi32(begin[t]) : _mm512_setzero_si512(); });
     unroll<n>([&](auto j) CARREL_INLINE {
       constexpr int c = c0 + j;
       const I wc = w(std::integral_constant<int, c>{});
-      for (int t = 0; t < T; t++) dot[t] = _mm512_dpbusd_epi32(dot[t], wc, _mm512_set1_epi32(x[c * T + t]));
+      unroll<T>([&](auto t) CARREL_INLINE { dot[t] = _mm512_dpbusd_epi32(dot[t], wc, _mm512_set1_epi32(x[c * T + t])); });
     });
   }
 };

@@ -81,10 +81,10 @@ CARREL_INLINE inline void add_group(const int32_t* x, const Scales<V>& s, W w, t
   unroll<kHalves>([&](auto h) CARREL_INLINE {
     typename V::I dot[T];
     V::template dots<T, kV.bits, kV.start, 8 / kHalves * h, 8 / kHalves>(x, x + (9 + h) * T, w, dot);
-    for (int t = 0; t < T; t++) acc[t] = V::fma(V::to_float(dot[t]), V::mul(s.s[h], V::set1(x + 8 * T + t)), acc[t]);
+    unroll<T>([&](auto t) CARREL_INLINE { acc[t] = V::fma(V::to_float(dot[t]), V::mul(s.s[h], V::set1(x + 8 * T + t)), acc[t]); });
   });
   if constexpr (kV.min) {
-    for (int t = 0; t < T; t++) acc[t] = V::fma(s.min, V::set1(x + 11 * T + t), acc[t]);
+    unroll<T>([&](auto t) CARREL_INLINE { acc[t] = V::fma(s.min, V::set1(x + 11 * T + t), acc[t]); });
   }
 }
 
@@ -136,7 +136,7 @@ template <class V, Variant kV, int T>
 void tile(const WideGroup* w, int n_groups, const int32_t* x, float* out) {
   for (int lane = 0; lane < kRowBlock; lane += V::kLanes) {
     typename V::F acc[T];
-    for (int t = 0; t < T; t++) acc[t] = V::f32(out + t * kRowBlock + lane);
+    unroll<T>([&](auto t) CARREL_INLINE { acc[t] = V::f32(out + t * kRowBlock + lane); });
     const int32_t* xg = x;
     for (int g = 0; g < n_groups; g++, xg += kXWords * T) {
       const uint8_t* q = w[g].q + 4 * lane;
@@ -146,7 +146,7 @@ void tile(const WideGroup* w, int n_groups, const int32_t* x, float* out) {
       if constexpr (kV.min) s.min = V::f32(w[g].min + lane);
       add_group<V, T, kV>(xg, s, [&](auto c) CARREL_INLINE { return V::load(q + 64 * c); }, acc);
     }
-    for (int t = 0; t < T; t++) V::store_f32(out + t * kRowBlock + lane, acc[t]);
+    unroll<T>([&](auto t) CARREL_INLINE { V::store_f32(out + t * kRowBlock + lane, acc[t]); });
   }
 }
 
@@ -172,8 +172,9 @@ void plain(const std::byte* w, int64_t n_cols, const float* x, int64_t x_stride,
       unroll<R * kParts>([&](auto i) CARREL_INLINE { acc[i][t] = V::fma(wv[i], xv, acc[i][t]); });
     });
   }
-  for (int i = 0; i < R * kParts; i++)
-    for (int t = 0; t < T; t++) V::store_f32(out + t * out_stride + i * V::kLanes, acc[i][t]);
+  unroll<R * kParts>([&](auto i) CARREL_INLINE {
+    unroll<T>([&](auto t) CARREL_INLINE { V::store_f32(out + t * out_stride + i * V::kLanes, acc[i][t]); });
+  });
 }
 
 // ---- tables: from run-time forms and sizes to the templates above
