@@ -124,7 +124,8 @@ class Walker {
       const auto& old = corpus_[static_cast<size_t>(dice_.below(static_cast<int64_t>(corpus_.size())))];
       t.assign(old.begin(), old.begin() + dice_.below(static_cast<int64_t>(old.size()) + 1));
     }
-    for (int64_t n = dice_.below(dice_.percent(50) ? 10 : 2 * model_.block_size) + (t.empty() ? 1 : 0); n > 0; n--) t.push_back(static_cast<int32_t>(dice_.below(50)));
+    const int64_t most_new = dice_.percent(50) ? 10 : 2 * model_.block_size;
+    for (int64_t n = dice_.below(most_new) + (t.empty() ? 1 : 0); n > 0; n--) t.push_back(static_cast<int32_t>(dice_.below(50)));
     const int64_t most = 7 * model_.block_size;
     if (static_cast<int64_t>(t.size()) > most) t.resize(static_cast<size_t>(most));
     if (corpus_.size() < 12) corpus_.push_back(t);
@@ -133,8 +134,14 @@ class Walker {
   }
 
   void submit() {
-    const auto prompt = draw_prompt();
-    AdmitRequest r = ask(prompt, draw_namespace(), dice_.below(2 * model_.block_size));
+    auto prompt = draw_prompt();
+    std::string ns = draw_namespace();  // each draw a statement of its own: compilers order arguments as they like
+    if (!live_.empty() && dice_.percent(15)) {  // what somebody asks right now
+      const Live& l = live_[static_cast<size_t>(dice_.below(static_cast<int64_t>(live_.size())))];
+      prompt.assign(l.run.tokens().begin(), l.run.tokens().begin() + l.n_prompt);
+      ns = l.ns;
+    }
+    AdmitRequest r = ask(prompt, ns, dice_.below(2 * model_.block_size));
     r.reuse = dice_.percent(90);
     r.store = dice_.percent(85);
     const Match explained = manager_->explain(r);
