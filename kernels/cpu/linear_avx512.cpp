@@ -1,7 +1,8 @@
 // AVX-512 path: 16 lanes, one row block per vector, VNNI dots of unsigned codes; int8 weights are offset by 128 on the fly. Built with its
 // own flags, entered only where cpuid has them: no inline function of a library may be called from here.
 #if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // GCC 12 warns of its own header
+#pragma GCC diagnostic ignored "-Wuninitialized"  // GCC 12 warns of its own header
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
 #include <immintrin.h>
 
@@ -13,7 +14,7 @@ namespace {
 struct Avx512 {
   using I = __m512i;
   using F = __m512;
-  static constexpr int kLanes = 16, kTile = 12, kPlainTile = 12, kPlainAccs = 24, kI8Offset = 128;
+  static constexpr int kLanes = 16, kTile = 12, kDirect = 8, kPlainTile = 12, kPlainAccs = 24, kI8Offset = 128;
   static constexpr bool kAnyBits = true;
 
   static I load(const uint8_t* p) { return _mm512_loadu_si512(p); }
@@ -48,11 +49,11 @@ struct Avx512 {
   /// dot[t] of chunks [c0, c0 + n) of T tokens; x: [chunk][token] words; begin: [token] start words.
   template <int T, int kBits, bool kStart, int c0, int n, class W>
   CARREL_INLINE static void dots(const int32_t* x, const int32_t* begin, W w, I (&dot)[T]) {
-    for (int t = 0; t < T; t++) dot[t] = kStart ? _mm512_set1_epi32(begin[t]) : _mm512_setzero_si512();
+    unroll<T>([&](auto t) CARREL_INLINE { dot[t] = kStart ? _mm512_set1_epi32(begin[t]) : _mm512_setzero_si512(); });
     unroll<n>([&](auto j) CARREL_INLINE {
       constexpr int c = c0 + j;
       const I wc = w(std::integral_constant<int, c>{});
-      for (int t = 0; t < T; t++) dot[t] = _mm512_dpbusd_epi32(dot[t], wc, _mm512_set1_epi32(x[c * T + t]));
+      unroll<T>([&](auto t) CARREL_INLINE { dot[t] = _mm512_dpbusd_epi32(dot[t], wc, _mm512_set1_epi32(x[c * T + t])); });
     });
   }
 };
@@ -60,9 +61,9 @@ struct Avx512 {
 }  // namespace
 
 const LinearKernels& avx512_kernels() {
-  static constexpr LinearKernels kKernels = {Avx512::kTile,         Avx512::kI8Offset,        quantize_avx2,
-                                             any_row_block<Avx512>, any_widen<Avx512>,        any_tile<Avx512>,
-                                             Avx512::kPlainTile,    plain_row_blocks<Avx512>, any_plain<Avx512>};
+  static constexpr LinearKernels kKernels = {
+      Avx512::kTile,    Avx512::kDirect,    Avx512::kI8Offset,        quantize_avx2,    any_row_block<Avx512>, any_widen<Avx512>,
+      any_tile<Avx512>, Avx512::kPlainTile, plain_row_blocks<Avx512>, any_plain<Avx512>};
   return kKernels;
 }
 
