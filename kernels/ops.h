@@ -78,7 +78,7 @@ struct RouteArgs {  // experts of a token, ascending by expert id (2.10, 3.7, 7)
   int top_k = 0;
   RouteScore score = RouteScore::kSoftmax;
   const float* bias = nullptr;         // [n_experts], selects only
-  const int32_t* table = nullptr;      // [vocab][top_k] expert ids by token id (hash layers), or null
+  const int32_t* table = nullptr;      // [vocab][top_k] expert ids by token id (hash layers), or null; the family checks their range
   bool normalize = true;
   float scale = 1;
 };
