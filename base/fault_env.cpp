@@ -40,10 +40,18 @@ struct FaultEnv::Names {
 
   void apply(const NameOp& op) {
     switch (op.kind) {
-      case NameOp::Kind::kLink: files[op.path] = op.node; break;
-      case NameOp::Kind::kUnlink: files.erase(op.path); break;
-      case NameOp::Kind::kMakeDir: dirs.insert(op.path); break;
-      case NameOp::Kind::kRemoveDir: dirs.erase(op.path); break;
+      case NameOp::Kind::kLink:
+        files[op.path] = op.node;
+        break;
+      case NameOp::Kind::kUnlink:
+        files.erase(op.path);
+        break;
+      case NameOp::Kind::kMakeDir:
+        dirs.insert(op.path);
+        break;
+      case NameOp::Kind::kRemoveDir:
+        dirs.erase(op.path);
+        break;
       case NameOp::Kind::kRename:
         files.erase(op.path);
         files[op.to] = op.node;
@@ -54,7 +62,9 @@ struct FaultEnv::Names {
 
 namespace {
 
-bool is_root(const std::string& dir) { return dir == "." || dir == "/" || dir.empty(); }
+bool is_root(const std::string& dir) {
+  return dir == "." || dir == "/" || dir.empty();
+}
 
 }  // namespace
 

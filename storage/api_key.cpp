@@ -20,7 +20,9 @@ std::string crc_text(std::string_view text) {
   return out;
 }
 
-bool made_of(std::string_view text, std::string_view alphabet) { return text.find_first_not_of(alphabet) == std::string_view::npos; }
+bool made_of(std::string_view text, std::string_view alphabet) {
+  return text.find_first_not_of(alphabet) == std::string_view::npos;
+}
 
 }  // namespace
 
@@ -43,7 +45,9 @@ ApiKey ApiKey::make(Env* env) {
 }
 
 Result<ApiKey> ApiKey::parse(std::string_view text) {
-  const auto refuse = [] { return fail(Code::kInvalidArgument, "this is not a Carrel API key, or it is mistyped (crl_<id>_<secret>)", "key"); };
+  const auto refuse = [] {
+    return fail(Code::kInvalidArgument, "this is not a Carrel API key, or it is mistyped (crl_<id>_<secret>)", "key");
+  };
   if (text.size() != kKeyChars || !text.starts_with(kPrefix)) return refuse();
   const std::string_view id = text.substr(kPrefix.size(), kIdChars);
   const std::string_view secret = text.substr(kPrefix.size() + kIdChars + 1, kSecretChars);

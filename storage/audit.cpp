@@ -39,8 +39,9 @@ AuditEntry entry_of(const Statement& row) {
 
 const char* to_string(AuditAction action) {
   switch (action) {
-#define X(name, text) \
-  case AuditAction::name: return text;
+#define X(name, text)     \
+  case AuditAction::name: \
+    return text;
     CARREL_AUDIT_ACTIONS(X)
 #undef X
   }
@@ -60,14 +61,15 @@ Status append_audit(Db& db, const Digest& head_key, int64_t time_ms, std::string
     }
   }
   const Digest hash = hash_of(e, prev);
-  CARREL_TRY(db.run("INSERT INTO audit(seq, time_ms, actor, action, object, detail, prev, hash) VALUES(?,?,?,?,?,?,?,?)", e.seq, e.time_ms, e.actor,
-                    e.action, e.object, e.detail, prev, hash));
+  CARREL_TRY(db.run("INSERT INTO audit(seq, time_ms, actor, action, object, detail, prev, hash) VALUES(?,?,?,?,?,?,?,?)", e.seq, e.time_ms,
+                    e.actor, e.action, e.object, e.detail, prev, hash));
   return db.run("INSERT INTO meta(name, value) VALUES('audit_head', ?) ON CONFLICT(name) DO UPDATE SET value = excluded.value",
                 head_of(head_key, e.seq, hash));
 }
 
 Result<std::vector<AuditEntry>> list_audit(Db& db, int64_t after_seq, int64_t limit) {
-  CARREL_ASSIGN(Statement rows, db.query("SELECT seq, time_ms, actor, action, object, detail FROM audit WHERE seq > ? ORDER BY seq LIMIT ?", after_seq, limit));
+  CARREL_ASSIGN(Statement rows, db.query("SELECT seq, time_ms, actor, action, object, detail FROM audit WHERE seq > ? ORDER BY seq LIMIT ?",
+                                         after_seq, limit));
   std::vector<AuditEntry> out;
   for (;;) {
     CARREL_ASSIGN(const bool more, rows.step());
@@ -78,7 +80,8 @@ Result<std::vector<AuditEntry>> list_audit(Db& db, int64_t after_seq, int64_t li
 
 Result<int64_t> verify_audit(Db& db, const Digest& head_key) {
   const auto broken = [](int64_t seq, const std::string& why) {
-    return fail(Code::kCorrupt, why + "; somebody changed the catalog outside Carrel: compare it with a backup", "audit entry " + std::to_string(seq));
+    return fail(Code::kCorrupt, why + "; somebody changed the catalog outside Carrel: compare it with a backup",
+                "audit entry " + std::to_string(seq));
   };
   CARREL_ASSIGN(Statement rows, db.query("SELECT seq, time_ms, actor, action, object, detail, prev, hash FROM audit ORDER BY seq"));
   Digest last = {};

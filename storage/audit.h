@@ -13,17 +13,17 @@
 namespace carrel {
 
 // The one table of audit actions: code, docs/formats/catalog.md and tests follow it.
-#define CARREL_AUDIT_ACTIONS(X)             \
-  X(kCatalogCreate, "catalog.create")       \
-  X(kCatalogUpgrade, "catalog.upgrade")     \
-  X(kTenantCreate, "tenant.create")         \
-  X(kTenantRemove, "tenant.remove")         \
-  X(kNamespaceRenew, "namespace.renew")     \
-  X(kKeyCreate, "key.create")               \
-  X(kKeyRevoke, "key.revoke")               \
-  X(kKeyRotate, "key.rotate")               \
-  X(kModelAdd, "model.add")                 \
-  X(kModelStatus, "model.status")           \
+#define CARREL_AUDIT_ACTIONS(X)         \
+  X(kCatalogCreate, "catalog.create")   \
+  X(kCatalogUpgrade, "catalog.upgrade") \
+  X(kTenantCreate, "tenant.create")     \
+  X(kTenantRemove, "tenant.remove")     \
+  X(kNamespaceRenew, "namespace.renew") \
+  X(kKeyCreate, "key.create")           \
+  X(kKeyRevoke, "key.revoke")           \
+  X(kKeyRotate, "key.rotate")           \
+  X(kModelAdd, "model.add")             \
+  X(kModelStatus, "model.status")       \
   X(kModelRemove, "model.remove")
 
 enum class AuditAction {

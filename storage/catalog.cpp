@@ -11,7 +11,9 @@
 namespace carrel {
 namespace {
 
-Digest derive(const Digest& secret, std::string_view purpose) { return hmac_sha256(secret, std::as_bytes(std::span(purpose))); }
+Digest derive(const Digest& secret, std::string_view purpose) {
+  return hmac_sha256(secret, std::as_bytes(std::span(purpose)));
+}
 
 }  // namespace
 
@@ -110,7 +112,8 @@ Status Catalog::Impl::adopt_pepper(Db& db) {
   const std::string fingerprint = to_hex(derive(pepper, "carrel pepper fingerprint 1"));
   if (!stored) return db.run("INSERT INTO meta(name, value) VALUES('pepper_fingerprint', ?)", fingerprint);
   if (*stored == fingerprint) return {};
-  return fail(Code::kCorrupt, "is not the file that this catalog was made with; restore catalog.db and pepper.key from the same backup", path);
+  return fail(Code::kCorrupt, "is not the file that this catalog was made with; restore catalog.db and pepper.key from the same backup",
+              path);
 }
 
 // Secrets without a tenant are what a crash left: destroyed. Tenants without a secret are what a restore left (backups hold no
@@ -142,7 +145,9 @@ Status Catalog::Impl::sweep_namespaces(Db& db) {
   return {};
 }
 
-int64_t Catalog::Impl::now_ms() const { return std::max(env->wall_ms(), opened_wall_ms + (env->mono_ns() - opened_mono_ns) / 1'000'000); }
+int64_t Catalog::Impl::now_ms() const {
+  return std::max(env->wall_ms(), opened_wall_ms + (env->mono_ns() - opened_mono_ns) / 1'000'000);
+}
 
 Status Catalog::Impl::change(WriteQueue::Work work) {
   if (!writer) return fail(Code::kUnsupported, "the catalog is open for reading only", db_path);

@@ -259,7 +259,8 @@ TEST(CatalogFaults, DamagedFileIsSaidWithAdvice) {
   EXPECT_GT(refused, 15);
   FaultEnv env;
   ASSERT_TRUE(env.make_dirs("/srv/data"));
-  ASSERT_TRUE(write_file_atomic(&env, "/srv/data/catalog.db", "this is no database, and it is longer than a header of SQLite is, by some way, to be sure of it."));
+  ASSERT_TRUE(write_file_atomic(&env, "/srv/data/catalog.db",
+                                "this is no database, and it is longer than a header of SQLite is, by some way, to be sure of it."));
   const auto r = Catalog::open(&env, "/srv/data", CatalogMode::kReadWrite, kQuiet);
   ASSERT_FALSE(r);
   EXPECT_EQ(r.error().code, Code::kCorrupt);

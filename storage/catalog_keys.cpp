@@ -15,9 +15,18 @@ constexpr std::string_view kKeyColumns =
 Result<AccessTable::Entry> entry_of(const Statement& row) {
   AccessTable::Entry e;
   KeyInfo& k = e.info;
-  k = {.id = row.text(0), .tenant = row.text(1), .namespace_id = row.text(2), .name = row.text(3), .scopes = {}, .models = split_words(row.text(5)),
-       .nets = split_words(row.text(6)), .created_ms = row.integer(7), .not_before_ms = row.integer_or_null(8), .expires_ms = row.integer_or_null(9),
-       .revoked_ms = row.integer_or_null(10), .rotated_from = row.text(11)};
+  k = {.id = row.text(0),
+       .tenant = row.text(1),
+       .namespace_id = row.text(2),
+       .name = row.text(3),
+       .scopes = {},
+       .models = split_words(row.text(5)),
+       .nets = split_words(row.text(6)),
+       .created_ms = row.integer(7),
+       .not_before_ms = row.integer_or_null(8),
+       .expires_ms = row.integer_or_null(9),
+       .revoked_ms = row.integer_or_null(10),
+       .rotated_from = row.text(11)};
   for (const std::string& word : split_words(row.text(4))) {
     CARREL_ASSIGN(const KeyScope scope, parse_scope(word));
     k.scopes.push_back(scope);
@@ -57,10 +66,12 @@ Status check_spec(const KeySpec& spec) {
   }
   if (spec.scopes.empty()) return refuse("a key needs a scope: inference or metrics:read");
   for (const std::string& model : spec.models) {
-    if (model.empty() || model.find(' ') != std::string::npos) return refuse("a model's name is not empty and has no space: \"" + model + "\"");
+    if (model.empty() || model.find(' ') != std::string::npos)
+      return refuse("a model's name is not empty and has no space: \"" + model + "\"");
   }
   for (const std::string& net : spec.nets) CARREL_TRY(SourceNet::parse(net));
-  if (spec.not_before_ms && spec.expires_ms && *spec.not_before_ms >= *spec.expires_ms) return refuse("the key would expire before it is valid");
+  if (spec.not_before_ms && spec.expires_ms && *spec.not_before_ms >= *spec.expires_ms)
+    return refuse("the key would expire before it is valid");
   return {};
 }
 
@@ -76,14 +87,17 @@ std::unexpected<Error> refusal(KeyRefusal reason, const std::string& id, KeyRefu
   return fail(Code::kDenied, std::string("the key is ") + to_string(reason), "key " + id);
 }
 
-std::string_view text_of(const Digest& d) { return {reinterpret_cast<const char*>(d.data()), d.size()}; }
+std::string_view text_of(const Digest& d) {
+  return {reinterpret_cast<const char*>(d.data()), d.size()};
+}
 
 }  // namespace
 
 const char* to_string(KeyScope scope) {
   switch (scope) {
-#define X(name, text) \
-  case KeyScope::name: return text;
+#define X(name, text)  \
+  case KeyScope::name: \
+    return text;
     CARREL_KEY_SCOPES(X)
 #undef X
   }
@@ -92,8 +106,8 @@ const char* to_string(KeyScope scope) {
 
 Result<KeyScope> parse_scope(std::string_view text) {
   std::string known;
-#define X(name, word)                          \
-  if (text == word) return KeyScope::name;     \
+#define X(name, word)                      \
+  if (text == word) return KeyScope::name; \
   known += (known.empty() ? "" : ", ") + std::string(word);
   CARREL_KEY_SCOPES(X)
 #undef X
@@ -102,19 +116,29 @@ Result<KeyScope> parse_scope(std::string_view text) {
 
 const char* to_string(KeyRefusal refusal) {
   switch (refusal) {
-    case KeyRefusal::kNone: return "valid";
-    case KeyRefusal::kMalformed: return "malformed";
-    case KeyRefusal::kUnknown: return "unknown";
-    case KeyRefusal::kRevoked: return "revoked";
-    case KeyRefusal::kExpired: return "expired";
-    case KeyRefusal::kNotYetValid: return "not valid yet";
+    case KeyRefusal::kNone:
+      return "valid";
+    case KeyRefusal::kMalformed:
+      return "malformed";
+    case KeyRefusal::kUnknown:
+      return "unknown";
+    case KeyRefusal::kRevoked:
+      return "revoked";
+    case KeyRefusal::kExpired:
+      return "expired";
+    case KeyRefusal::kNotYetValid:
+      return "not valid yet";
   }
   return "unknown";
 }
 
-bool KeyInfo::has_scope(KeyScope scope) const { return std::find(scopes.begin(), scopes.end(), scope) != scopes.end(); }
+bool KeyInfo::has_scope(KeyScope scope) const {
+  return std::find(scopes.begin(), scopes.end(), scope) != scopes.end();
+}
 
-bool KeyInfo::allows_model(std::string_view model) const { return models.empty() || std::find(models.begin(), models.end(), model) != models.end(); }
+bool KeyInfo::allows_model(std::string_view model) const {
+  return models.empty() || std::find(models.begin(), models.end(), model) != models.end();
+}
 
 bool KeyInfo::allows_source(const std::string& address) const {
   return nets.empty() || std::any_of(nets.begin(), nets.end(), [&](const std::string& text) {
@@ -131,10 +155,11 @@ Result<std::vector<AccessTable::Entry>> load_keys(Db& db) {
 Result<CreatedKey> Catalog::Impl::insert_key(Db& db, const KeySpec& spec, const std::string& rotated_from) {
   CARREL_ASSIGN(const TenantRow tenant, find_tenant(db, spec.tenant));
   const ApiKey key = ApiKey::make(env);
-  CARREL_TRY(db.run("INSERT INTO keys(id, tenant_id, name, digest, scopes, models, nets, created_ms, not_before_ms, expires_ms, rotated_from) "
-                    "VALUES(?,?,?,?,?,?,?,?,?,?,nullif(?,''))",
-                    key.id, tenant.id, spec.name, key.digest(pepper), scope_words(spec.scopes), join_words(spec.models), join_words(spec.nets), now_ms(),
-                    spec.not_before_ms, spec.expires_ms, rotated_from));
+  CARREL_TRY(
+      db.run("INSERT INTO keys(id, tenant_id, name, digest, scopes, models, nets, created_ms, not_before_ms, expires_ms, rotated_from) "
+             "VALUES(?,?,?,?,?,?,?,?,?,?,nullif(?,''))",
+             key.id, tenant.id, spec.name, key.digest(pepper), scope_words(spec.scopes), join_words(spec.models), join_words(spec.nets),
+             now_ms(), spec.not_before_ms, spec.expires_ms, rotated_from));
   CARREL_ASSIGN(KeyInfo info, find_key(db, key.id));
   return CreatedKey{std::move(info), key.text()};
 }
@@ -169,8 +194,9 @@ Result<std::vector<KeyInfo>> Catalog::keys(const std::string& tenant) {
   std::vector<KeyInfo> out;
   CARREL_TRY(impl_->read([&](Db& db) -> Status {
     if (!tenant.empty()) CARREL_TRY(find_tenant(db, tenant));
-    CARREL_ASSIGN(Statement rows, db.query(std::string(kKeyColumns) + "WHERE t.removed_ms IS NULL AND (?1 = '' OR t.name = ?1) ORDER BY k.created_ms, k.id",
-                                           tenant));
+    CARREL_ASSIGN(
+        Statement rows,
+        db.query(std::string(kKeyColumns) + "WHERE t.removed_ms IS NULL AND (?1 = '' OR t.name = ?1) ORDER BY k.created_ms, k.id", tenant));
     CARREL_ASSIGN(auto entries, entries_of(rows));
     for (auto& e : entries) out.push_back(std::move(e.info));
     return {};
@@ -189,24 +215,32 @@ Status Catalog::revoke_key(const std::string& id, std::string_view actor) {
 
 Result<CreatedKey> Catalog::rotate_key(const std::string& id, int64_t overlap_ms, std::string_view actor) {
   constexpr int64_t kLongestOverlapMs = int64_t{366} * 24 * 3600 * 1000;
-  if (overlap_ms < 0 || overlap_ms > kLongestOverlapMs) return fail(Code::kInvalidArgument, "the overlap must be between 0 and 366 days", "key " + id);
+  if (overlap_ms < 0 || overlap_ms > kLongestOverlapMs)
+    return fail(Code::kInvalidArgument, "the overlap must be between 0 and 366 days", "key " + id);
   CreatedKey out;
   CARREL_TRY(impl_->change([&](Db& db) -> Status {
     CARREL_ASSIGN(const KeyInfo old, find_key(db, id));
     const int64_t now = impl_->now_ms();
     const KeyRefusal verdict = verdict_on(old, now);
     if (verdict != KeyRefusal::kNone && verdict != KeyRefusal::kNotYetValid) {
-      return fail(Code::kInvalidArgument, std::string("is ") + to_string(verdict) + " and cannot be rotated; create a new key", "key " + id);
+      return fail(Code::kInvalidArgument, std::string("is ") + to_string(verdict) + " and cannot be rotated; create a new key",
+                  "key " + id);
     }
-    const KeySpec spec{.tenant = old.tenant, .name = old.name, .scopes = old.scopes, .not_before_ms = old.not_before_ms, .expires_ms = old.expires_ms,
-                       .models = old.models, .nets = old.nets};
+    const KeySpec spec{.tenant = old.tenant,
+                       .name = old.name,
+                       .scopes = old.scopes,
+                       .not_before_ms = old.not_before_ms,
+                       .expires_ms = old.expires_ms,
+                       .models = old.models,
+                       .nets = old.nets};
     CARREL_ASSIGN(out, impl_->insert_key(db, spec, id));
     if (overlap_ms == 0) {
       CARREL_TRY(db.run("UPDATE keys SET revoked_ms = ? WHERE id = ?", now, id));
     } else {
       CARREL_TRY(db.run("UPDATE keys SET expires_ms = min(coalesce(expires_ms, ?1), ?1) WHERE id = ?2", now + overlap_ms, id));
     }
-    return impl_->record(db, actor, AuditAction::kKeyRotate, id, {{"tenant", old.tenant}, {"new_key", out.info.id}, {"overlap_ms", std::to_string(overlap_ms)}});
+    return impl_->record(db, actor, AuditAction::kKeyRotate, id,
+                         {{"tenant", old.tenant}, {"new_key", out.info.id}, {"overlap_ms", std::to_string(overlap_ms)}});
   }));
   return out;
 }
@@ -220,7 +254,8 @@ Result<KeyInfo> Catalog::authenticate(std::string_view presented, KeyRefusal* wh
   // An unknown id costs the same digest as a known one with a wrong secret.
   const Digest digest = parsed->digest(impl_->pepper);
   const Digest& expected = it == table->keys.end() ? impl_->audit_key : it->second.digest;
-  if (!equal_constant_time(text_of(digest), text_of(expected)) || it == table->keys.end()) return refusal(KeyRefusal::kUnknown, parsed->id, why);
+  if (!equal_constant_time(text_of(digest), text_of(expected)) || it == table->keys.end())
+    return refusal(KeyRefusal::kUnknown, parsed->id, why);
   const KeyRefusal verdict = verdict_on(it->second.info, impl_->now_ms());
   if (verdict != KeyRefusal::kNone) return refusal(verdict, parsed->id, why);
   return it->second.info;

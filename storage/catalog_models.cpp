@@ -7,15 +7,18 @@
 namespace carrel {
 namespace {
 
-constexpr std::string_view kModelColumns = "SELECT name, source, store_digest, family, bytes, n_tensors, created_ms, status, settings FROM models ";
+constexpr std::string_view kModelColumns =
+    "SELECT name, source, store_digest, family, bytes, n_tensors, created_ms, status, settings FROM models ";
 
 Status check_model_name(const std::string& name) {
-  const bool good = !name.empty() && name.size() <= 128 && std::isalnum(static_cast<unsigned char>(name[0])) != 0 &&
-                    name.find("..") == std::string::npos && std::all_of(name.begin(), name.end(), [](unsigned char c) {
-                      return c < 0x80 && (std::isalnum(c) != 0 || std::string_view("._:/-").find(static_cast<char>(c)) != std::string_view::npos);
-                    });
+  const bool good =
+      !name.empty() && name.size() <= 128 && std::isalnum(static_cast<unsigned char>(name[0])) != 0 &&
+      name.find("..") == std::string::npos && std::all_of(name.begin(), name.end(), [](unsigned char c) {
+        return c < 0x80 && (std::isalnum(c) != 0 || std::string_view("._:/-").find(static_cast<char>(c)) != std::string_view::npos);
+      });
   if (good) return {};
-  return fail(Code::kInvalidArgument, "a model's name has 1 to 128 letters, digits and . _ : / - and starts with a letter or digit", "model");
+  return fail(Code::kInvalidArgument, "a model's name has 1 to 128 letters, digits and . _ : / - and starts with a letter or digit",
+              "model");
 }
 
 Result<std::vector<ModelRecord>> models_of(Statement& rows) {
@@ -27,9 +30,15 @@ Result<std::vector<ModelRecord>> models_of(Statement& rows) {
     if (status != to_string(ModelStatus::kReady) && status != to_string(ModelStatus::kDamaged)) {
       return fail(Code::kCorrupt, "has the unknown status \"" + status + "\"", "model " + rows.text(0));
     }
-    out.push_back({.name = rows.text(0), .source = rows.text(1), .store_digest = rows.text(2), .family = rows.text(3), .bytes = rows.integer(4),
-                   .n_tensors = rows.integer(5), .created_ms = rows.integer(6),
-                   .status = status == to_string(ModelStatus::kReady) ? ModelStatus::kReady : ModelStatus::kDamaged, .settings_json = rows.text(8)});
+    out.push_back({.name = rows.text(0),
+                   .source = rows.text(1),
+                   .store_digest = rows.text(2),
+                   .family = rows.text(3),
+                   .bytes = rows.integer(4),
+                   .n_tensors = rows.integer(5),
+                   .created_ms = rows.integer(6),
+                   .status = status == to_string(ModelStatus::kReady) ? ModelStatus::kReady : ModelStatus::kDamaged,
+                   .settings_json = rows.text(8)});
   }
 }
 
@@ -39,7 +48,9 @@ std::unexpected<Error> no_such_model(const std::string& name) {
 
 }  // namespace
 
-const char* to_string(ModelStatus status) { return status == ModelStatus::kReady ? "ready" : "damaged"; }
+const char* to_string(ModelStatus status) {
+  return status == ModelStatus::kReady ? "ready" : "damaged";
+}
 
 Status Catalog::add_model(const ModelRecord& m, std::string_view actor) {
   CARREL_TRY(check_model_name(m.name));
@@ -47,13 +58,17 @@ Status Catalog::add_model(const ModelRecord& m, std::string_view actor) {
     return fail(Code::kInvalidArgument, "the store digest is not a hexadecimal SHA-256", "model " + m.name);
   }
   return impl_->change([&](Db& db) -> Status {
-    CARREL_ASSIGN(Statement valid, db.query("SELECT CASE WHEN json_valid(?1) THEN json_type(?1) = 'object' ELSE 0 END, EXISTS(SELECT 1 FROM models WHERE name = ?2)",
-                                            m.settings_json, m.name));
+    CARREL_ASSIGN(
+        Statement valid,
+        db.query("SELECT CASE WHEN json_valid(?1) THEN json_type(?1) = 'object' ELSE 0 END, EXISTS(SELECT 1 FROM models WHERE name = ?2)",
+                 m.settings_json, m.name));
     CARREL_TRY(valid.step());
     if (valid.integer(0) == 0) return fail(Code::kInvalidArgument, "its settings are not a JSON object", "model " + m.name);
-    if (valid.integer(1) != 0) return fail(Code::kAlreadyExists, "exists already; remove it first or choose another name", "model " + m.name);
-    CARREL_TRY(db.run("INSERT INTO models(name, source, store_digest, family, bytes, n_tensors, created_ms, status, settings) VALUES(?,?,?,?,?,?,?,?,?)",
-                      m.name, m.source, m.store_digest, m.family, m.bytes, m.n_tensors, impl_->now_ms(), to_string(m.status), m.settings_json));
+    if (valid.integer(1) != 0)
+      return fail(Code::kAlreadyExists, "exists already; remove it first or choose another name", "model " + m.name);
+    CARREL_TRY(db.run(
+        "INSERT INTO models(name, source, store_digest, family, bytes, n_tensors, created_ms, status, settings) VALUES(?,?,?,?,?,?,?,?,?)",
+        m.name, m.source, m.store_digest, m.family, m.bytes, m.n_tensors, impl_->now_ms(), to_string(m.status), m.settings_json));
     return impl_->record(db, actor, AuditAction::kModelAdd, m.name, {{"digest", m.store_digest}, {"source", m.source}});
   });
 }

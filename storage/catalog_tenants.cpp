@@ -66,7 +66,8 @@ Status Catalog::remove_tenant(const std::string& name, std::string_view actor) {
     CARREL_TRY(db.run("UPDATE keys SET revoked_ms = ? WHERE tenant_id = ? AND revoked_ms IS NULL", now, tenant.id));
     const int64_t n_keys = db.n_changed();
     CARREL_TRY(db.run("UPDATE tenants SET removed_ms = ? WHERE id = ?", now, tenant.id));
-    return impl_->record(db, actor, AuditAction::kTenantRemove, name, {{"keys_revoked", std::to_string(n_keys)}, {"namespace", namespace_id}});
+    return impl_->record(db, actor, AuditAction::kTenantRemove, name,
+                         {{"keys_revoked", std::to_string(n_keys)}, {"namespace", namespace_id}});
   }));
   // After the commit, so that no tenant is ever without its secret; a crash in between leaves an orphan for the next opening.
   Status s = impl_->secrets.destroy(impl_->secrets.namespace_path(namespace_id));

@@ -14,14 +14,16 @@ constexpr int64_t kDayMs = 86'400'000;
 std::string day_text(int64_t day) {
   const std::chrono::year_month_day d{std::chrono::sys_days{std::chrono::days{day}}};
   char text[32];
-  std::snprintf(text, sizeof(text), "%04d-%02u-%02u", static_cast<int>(d.year()), static_cast<unsigned>(d.month()), static_cast<unsigned>(d.day()));
+  std::snprintf(text, sizeof(text), "%04d-%02u-%02u", static_cast<int>(d.year()), static_cast<unsigned>(d.month()),
+                static_cast<unsigned>(d.day()));
   return text;
 }
 
 Result<int64_t> parse_day(const std::string& text) {
   int year = 0, end = 0;
   unsigned month = 0, day = 0;
-  const bool read = std::sscanf(text.c_str(), "%4d-%2u-%2u%n", &year, &month, &day, &end) == 3 && end == static_cast<int>(text.size()) && text.size() == 10;
+  const bool read = std::sscanf(text.c_str(), "%4d-%2u-%2u%n", &year, &month, &day, &end) == 3 && end == static_cast<int>(text.size()) &&
+                    text.size() == 10;
   const std::chrono::year_month_day date{std::chrono::year{year}, std::chrono::month{month}, std::chrono::day{day}};
   if (!read || !date.ok()) return fail(Code::kInvalidArgument, "is not a day; write it as 2026-01-31", text);
   return std::chrono::sys_days{date}.time_since_epoch().count();
@@ -37,11 +39,12 @@ void add(UsageCounts& to, const UsageCounts& more) {
 Status write_usage(Db& db, const std::map<Catalog::Impl::UsageKey, UsageCounts>& usage) {
   for (const auto& [key, c] : usage) {
     const auto& [key_id, model, day] = key;
-    CARREL_TRY(db.run("INSERT INTO usage(tenant_id, key_id, model, day, requests, prompt_tokens, cached_tokens, completion_tokens) "
-                      "SELECT tenant_id, id, ?, ?, ?, ?, ?, ? FROM keys WHERE id = ? "
-                      "ON CONFLICT DO UPDATE SET requests = requests + excluded.requests, prompt_tokens = prompt_tokens + excluded.prompt_tokens, "
-                      "cached_tokens = cached_tokens + excluded.cached_tokens, completion_tokens = completion_tokens + excluded.completion_tokens",
-                      model, day, c.requests, c.prompt_tokens, c.cached_tokens, c.completion_tokens, key_id));
+    CARREL_TRY(
+        db.run("INSERT INTO usage(tenant_id, key_id, model, day, requests, prompt_tokens, cached_tokens, completion_tokens) "
+               "SELECT tenant_id, id, ?, ?, ?, ?, ?, ? FROM keys WHERE id = ? "
+               "ON CONFLICT DO UPDATE SET requests = requests + excluded.requests, prompt_tokens = prompt_tokens + excluded.prompt_tokens, "
+               "cached_tokens = cached_tokens + excluded.cached_tokens, completion_tokens = completion_tokens + excluded.completion_tokens",
+               model, day, c.requests, c.prompt_tokens, c.cached_tokens, c.completion_tokens, key_id));
     if (db.n_changed() == 0) spdlog::warn("usage of the unknown key {} is dropped", key_id);
   }
   return {};
@@ -96,14 +99,19 @@ Result<std::vector<UsageRow>> Catalog::usage(const std::string& tenant, const st
       CARREL_ASSIGN(const TenantRow row, find_tenant(db, tenant));
       tenant_id = row.id;
     }
-    CARREL_ASSIGN(Statement rows, db.query("SELECT t.name, u.key_id, u.model, u.day, u.requests, u.prompt_tokens, u.cached_tokens, u.completion_tokens "
-                                           "FROM usage u JOIN tenants t ON t.id = u.tenant_id WHERE (?1 < 0 OR u.tenant_id = ?1) AND u.day BETWEEN ?2 AND ?3 "
-                                           "ORDER BY u.day, t.name, u.key_id, u.model",
-                                           tenant_id, from, to));
+    CARREL_ASSIGN(
+        Statement rows,
+        db.query("SELECT t.name, u.key_id, u.model, u.day, u.requests, u.prompt_tokens, u.cached_tokens, u.completion_tokens "
+                 "FROM usage u JOIN tenants t ON t.id = u.tenant_id WHERE (?1 < 0 OR u.tenant_id = ?1) AND u.day BETWEEN ?2 AND ?3 "
+                 "ORDER BY u.day, t.name, u.key_id, u.model",
+                 tenant_id, from, to));
     for (;;) {
       CARREL_ASSIGN(const bool more, rows.step());
       if (!more) return {};
-      out.push_back({rows.text(0), rows.text(1), rows.text(2), day_text(rows.integer(3)),
+      out.push_back({rows.text(0),
+                     rows.text(1),
+                     rows.text(2),
+                     day_text(rows.integer(3)),
                      {rows.integer(4), rows.integer(5), rows.integer(6), rows.integer(7)}});
     }
   }));

@@ -45,9 +45,13 @@ struct SqliteFile {
   OpenFile* open;
 };
 
-OpenFile& of(sqlite3_file* f) { return *reinterpret_cast<SqliteFile*>(f)->open; }
+OpenFile& of(sqlite3_file* f) {
+  return *reinterpret_cast<SqliteFile*>(f)->open;
+}
 
-int code_of(const Error& e, int otherwise) { return e.code == Code::kExhausted ? SQLITE_FULL : otherwise; }
+int code_of(const Error& e, int otherwise) {
+  return e.code == Code::kExhausted ? SQLITE_FULL : otherwise;
+}
 
 int x_read(sqlite3_file* f, void* out, int n, sqlite3_int64 offset) {
   OpenFile& o = of(f);
@@ -131,9 +135,15 @@ int x_check_reserved(sqlite3_file* f, int* out) {
   return SQLITE_OK;
 }
 
-int x_control(sqlite3_file*, int, void*) { return SQLITE_NOTFOUND; }
-int x_sector(sqlite3_file*) { return 4096; }
-int x_device(sqlite3_file*) { return SQLITE_IOCAP_POWERSAFE_OVERWRITE; }
+int x_control(sqlite3_file*, int, void*) {
+  return SQLITE_NOTFOUND;
+}
+int x_sector(sqlite3_file*) {
+  return 4096;
+}
+int x_device(sqlite3_file*) {
+  return SQLITE_IOCAP_POWERSAFE_OVERWRITE;
+}
 
 int x_shm_map(sqlite3_file* f, int region, int size, int extend, void volatile** out) {
   OpenFile& o = of(f);
@@ -184,7 +194,9 @@ int x_shm_lock(sqlite3_file* f, int first, int n, int flags) {
   return SQLITE_OK;
 }
 
-void x_shm_barrier(sqlite3_file* f) { MutexLock lock(of(f).shared->mutex); }
+void x_shm_barrier(sqlite3_file* f) {
+  MutexLock lock(of(f).shared->mutex);
+}
 
 int x_shm_unmap(sqlite3_file* f, int) {
   OpenFile& o = of(f);
@@ -247,7 +259,9 @@ struct EnvVfs::Impl {
 
 namespace {
 
-EnvVfs::Impl& of(sqlite3_vfs* v) { return *static_cast<EnvVfs::Impl*>(v->pAppData); }
+EnvVfs::Impl& of(sqlite3_vfs* v) {
+  return *static_cast<EnvVfs::Impl*>(v->pAppData);
+}
 
 int x_open(sqlite3_vfs* v, const char* name, sqlite3_file* f, int flags, int* out_flags) {
   EnvVfs::Impl& impl = of(v);
@@ -306,7 +320,9 @@ int x_time(sqlite3_vfs* v, double* out) {
   return SQLITE_OK;
 }
 
-int x_last_error(sqlite3_vfs*, int, char*) { return 0; }
+int x_last_error(sqlite3_vfs*, int, char*) {
+  return 0;
+}
 
 // SQLite's own mutex for applications guards look-up, registration and removal together.
 class RegistryLock {
@@ -320,7 +336,9 @@ class RegistryLock {
   sqlite3_mutex* mutex_;
 };
 
-std::string name_of(const Env* env) { return "carrel-env-" + std::to_string(reinterpret_cast<uintptr_t>(env)); }
+std::string name_of(const Env* env) {
+  return "carrel-env-" + std::to_string(reinterpret_cast<uintptr_t>(env));
+}
 
 }  // namespace
 
@@ -361,6 +379,8 @@ EnvVfs::~EnvVfs() {
   sqlite3_vfs_unregister(&impl_->vfs);
 }
 
-const char* EnvVfs::name() const { return impl_->name.c_str(); }
+const char* EnvVfs::name() const {
+  return impl_->name.c_str();
+}
 
 }  // namespace carrel

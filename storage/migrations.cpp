@@ -92,7 +92,9 @@ Result<int64_t> known_version(Db& db, size_t n_steps) {
 
 }  // namespace
 
-std::span<const Migration> catalog_migrations() { return kMigrations; }
+std::span<const Migration> catalog_migrations() {
+  return kMigrations;
+}
 
 Result<int> migrate(Db& db, std::span<const Migration> steps) {
   CARREL_ASSIGN(const int64_t version, known_version(db, steps.size()));
@@ -104,14 +106,16 @@ Result<int> migrate(Db& db, std::span<const Migration> steps) {
       return std::unexpected(s.error());
     }
   }
-  CARREL_TRY(db.script("PRAGMA application_id=" + std::to_string(kApplicationId) + "; PRAGMA user_version=" + std::to_string(steps.size()) + ";"));
+  CARREL_TRY(
+      db.script("PRAGMA application_id=" + std::to_string(kApplicationId) + "; PRAGMA user_version=" + std::to_string(steps.size()) + ";"));
   return static_cast<int>(missing.size());
 }
 
 Status require_current(Db& db, std::span<const Migration> steps) {
   CARREL_ASSIGN(const int64_t version, known_version(db, steps.size()));
   if (version == static_cast<int64_t>(steps.size())) return {};
-  return fail(Code::kUnsupported, "is of an older version (" + std::to_string(version) + "); start `carrel serve` on this data folder once to upgrade it",
+  return fail(Code::kUnsupported,
+              "is of an older version (" + std::to_string(version) + "); start `carrel serve` on this data folder once to upgrade it",
               "catalog.db");
 }
 

@@ -13,7 +13,8 @@ Status Secrets::prepare() {
 Result<Digest> Secrets::load(const std::string& path) const {
   CARREL_ASSIGN(const std::string content, read_file(env_, path, 4096));
   Digest secret;
-  if (content.size() != secret.size()) return fail(Code::kCorrupt, "a secret has 32 bytes, this file has " + std::to_string(content.size()), path);
+  if (content.size() != secret.size())
+    return fail(Code::kCorrupt, "a secret has 32 bytes, this file has " + std::to_string(content.size()), path);
   std::memcpy(secret.data(), content.data(), secret.size());
   return secret;
 }

@@ -18,8 +18,10 @@ bool is_write_failure(int extended) {
     case SQLITE_IOERR_WRITE:
     case SQLITE_IOERR_FSYNC:
     case SQLITE_IOERR_DIR_FSYNC:
-    case SQLITE_IOERR_TRUNCATE: return true;
-    default: return (extended & 0xff) == SQLITE_CORRUPT;
+    case SQLITE_IOERR_TRUNCATE:
+      return true;
+    default:
+      return (extended & 0xff) == SQLITE_CORRUPT;
   }
 }
 
@@ -34,17 +36,23 @@ bool flag(sqlite3* db, int option) {
 Statement::Statement(Statement&& other) noexcept
     : db_(other.db_), stmt_(std::exchange(other.stmt_, nullptr)), n_bound_(other.n_bound_), bind_error_(other.bind_error_) {}
 
-Statement::~Statement() { sqlite3_finalize(stmt_); }
+Statement::~Statement() {
+  sqlite3_finalize(stmt_);
+}
 
 void Statement::note(int rc) {
   if (rc != SQLITE_OK) bind_error_ = rc;
 }
 
-void Statement::bind(int64_t v) { note(sqlite3_bind_int64(stmt_, ++n_bound_, v)); }
+void Statement::bind(int64_t v) {
+  note(sqlite3_bind_int64(stmt_, ++n_bound_, v));
+}
 void Statement::bind(std::string_view v) {
   note(sqlite3_bind_text64(stmt_, ++n_bound_, v.empty() ? "" : v.data(), v.size(), SQLITE_TRANSIENT, SQLITE_UTF8));
 }
-void Statement::bind(const Digest& v) { note(sqlite3_bind_blob64(stmt_, ++n_bound_, v.data(), v.size(), SQLITE_TRANSIENT)); }
+void Statement::bind(const Digest& v) {
+  note(sqlite3_bind_blob64(stmt_, ++n_bound_, v.data(), v.size(), SQLITE_TRANSIENT));
+}
 void Statement::bind(std::optional<int64_t> v) {
   if (v) return bind(*v);
   note(sqlite3_bind_null(stmt_, ++n_bound_));
@@ -67,9 +75,13 @@ Status Statement::run() {
   }
 }
 
-void Statement::reset() { sqlite3_reset(stmt_); }
+void Statement::reset() {
+  sqlite3_reset(stmt_);
+}
 
-int64_t Statement::integer(int column) const { return sqlite3_column_int64(stmt_, column); }
+int64_t Statement::integer(int column) const {
+  return sqlite3_column_int64(stmt_, column);
+}
 
 std::optional<int64_t> Statement::integer_or_null(int column) const {
   if (sqlite3_column_type(stmt_, column) == SQLITE_NULL) return std::nullopt;
@@ -91,7 +103,9 @@ Result<Digest> Statement::digest(int column) const {
   return d;
 }
 
-Db::Db(Db&& other) noexcept { *this = std::move(other); }
+Db::Db(Db&& other) noexcept {
+  *this = std::move(other);
+}
 
 Db& Db::operator=(Db&& other) noexcept {
   std::swap(vfs_, other.vfs_);
@@ -101,7 +115,9 @@ Db& Db::operator=(Db&& other) noexcept {
   return *this;
 }
 
-Db::~Db() { sqlite3_close_v2(db_); }
+Db::~Db() {
+  sqlite3_close_v2(db_);
+}
 
 std::unexpected<Error> Db::error(int rc, std::string_view what) {
   const int latest = db_ != nullptr ? sqlite3_extended_errcode(db_) : rc;
@@ -112,16 +128,22 @@ std::unexpected<Error> Db::error(int rc, std::string_view what) {
   if (extended == SQLITE_CANTOPEN_SYMLINK) return fail(Code::kDenied, "is a symbolic link; the database must be a plain file", path_);
   switch (extended & 0xff) {
     case SQLITE_BUSY:
-    case SQLITE_LOCKED: return fail(Code::kUnavailable, text + "; another process holds the database, try again", path_);
-    case SQLITE_FULL: return fail(Code::kExhausted, text + "; free space on this disk", path_);
+    case SQLITE_LOCKED:
+      return fail(Code::kUnavailable, text + "; another process holds the database, try again", path_);
+    case SQLITE_FULL:
+      return fail(Code::kExhausted, text + "; free space on this disk", path_);
     case SQLITE_CORRUPT:
-    case SQLITE_NOTADB: return fail(Code::kCorrupt, text + kBrokenAdvice, path_);
+    case SQLITE_NOTADB:
+      return fail(Code::kCorrupt, text + kBrokenAdvice, path_);
     case SQLITE_READONLY:
     case SQLITE_PERM:
-    case SQLITE_AUTH: return fail(Code::kDenied, text + "; check the owner and permissions of the data folder", path_);
+    case SQLITE_AUTH:
+      return fail(Code::kDenied, text + "; check the owner and permissions of the data folder", path_);
     case SQLITE_CANTOPEN:
-    case SQLITE_IOERR: return fail(Code::kIo, text + " (SQLite code " + std::to_string(extended) + ")", path_);
-    default: return fail(Code::kInternal, text, path_);
+    case SQLITE_IOERR:
+      return fail(Code::kIo, text + " (SQLite code " + std::to_string(extended) + ")", path_);
+    default:
+      return fail(Code::kInternal, text, path_);
   }
 }
 
@@ -135,7 +157,8 @@ Result<Db> Db::open(Env* env, const std::string& path, DbRole role, int busy_tim
   }
   int flags = SQLITE_OPEN_NOMUTEX | SQLITE_OPEN_EXRESCODE | SQLITE_OPEN_NOFOLLOW;
   flags |= role == DbRole::kWriter ? SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE : SQLITE_OPEN_READONLY;
-  if (const int rc = sqlite3_open_v2(path.c_str(), &db.db_, flags, vfs_name); rc != SQLITE_OK) return db.error(rc, "cannot open the database");
+  if (const int rc = sqlite3_open_v2(path.c_str(), &db.db_, flags, vfs_name); rc != SQLITE_OK)
+    return db.error(rc, "cannot open the database");
   if (role == DbRole::kWriter) CARREL_TRY(env->set_mode(path, 0600));  // before the first byte; -wal and -shm inherit it
   CARREL_TRY(db.harden(role, busy_timeout_ms));
   if (role == DbRole::kWriter) CARREL_TRY(db.enter_wal(env, busy_timeout_ms));
@@ -145,9 +168,9 @@ Result<Db> Db::open(Env* env, const std::string& path, DbRole role, int busy_tim
 
 Status Db::harden(DbRole role, int busy_timeout_ms) {
   sqlite3_busy_timeout(db_, busy_timeout_ms);
-  for (const auto& [option, value] : {std::pair{SQLITE_DBCONFIG_DQS_DML, 0}, std::pair{SQLITE_DBCONFIG_DQS_DDL, 0},
-                                      std::pair{SQLITE_DBCONFIG_ENABLE_LOAD_EXTENSION, 0}, std::pair{SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0},
-                                      std::pair{SQLITE_DBCONFIG_DEFENSIVE, 1}, std::pair{SQLITE_DBCONFIG_ENABLE_FKEY, 1}}) {
+  for (const auto& [option, value] :
+       {std::pair{SQLITE_DBCONFIG_DQS_DML, 0}, std::pair{SQLITE_DBCONFIG_DQS_DDL, 0}, std::pair{SQLITE_DBCONFIG_ENABLE_LOAD_EXTENSION, 0},
+        std::pair{SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0}, std::pair{SQLITE_DBCONFIG_DEFENSIVE, 1}, std::pair{SQLITE_DBCONFIG_ENABLE_FKEY, 1}}) {
     if (const int rc = sqlite3_db_config(db_, option, value, nullptr); rc != SQLITE_OK) return error(rc, "cannot harden the connection");
   }
   sqlite3_limit(db_, SQLITE_LIMIT_ATTACHED, 0);
@@ -191,8 +214,12 @@ Result<std::string> Db::text(std::string_view sql) {
   return s.text(0);
 }
 
-int64_t Db::n_changed() const { return sqlite3_changes64(db_); }
-bool Db::in_transaction() const { return sqlite3_get_autocommit(db_) == 0; }
+int64_t Db::n_changed() const {
+  return sqlite3_changes64(db_);
+}
+bool Db::in_transaction() const {
+  return sqlite3_get_autocommit(db_) == 0;
+}
 
 Result<DbSettings> Db::settings() {
   DbSettings s;
@@ -211,8 +238,8 @@ Result<DbSettings> Db::settings() {
 Status Db::verify(DbRole role) {
   CARREL_ASSIGN(const DbSettings s, settings());
   const auto refuse = [&](const std::string& what) {
-    return fail(Code::kUnsupported, "the database does not run as Carrel needs it: " + what + "; it stays closed. It needs a local file system",
-                path_);
+    return fail(Code::kUnsupported,
+                "the database does not run as Carrel needs it: " + what + "; it stays closed. It needs a local file system", path_);
   };
   if (s.journal_mode != "wal") return refuse("journal_mode is " + s.journal_mode + ", not wal");
   if (s.synchronous != 2) return refuse("synchronous is " + std::to_string(s.synchronous) + ", not 2 (FULL)");

@@ -81,8 +81,9 @@ void WriteQueue::execute(std::vector<std::shared_ptr<Pending>>& batch) {
   }
   MutexLock lock(mutex_);
   if (broken && health_) {
-    health_ = fail(Code::kUnavailable, "the catalog is read-only since a write failed (" + outcome.error().message + "); check the disk, then restart",
-                   "catalog.db");
+    health_ =
+        fail(Code::kUnavailable,
+             "the catalog is read-only since a write failed (" + outcome.error().message + "); check the disk, then restart", "catalog.db");
     spdlog::error("{}", health_.error().text());
   }
   for (const auto& p : batch) p->finished = true;

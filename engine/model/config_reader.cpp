@@ -4,6 +4,8 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "engine/model/json_text.h"
+
 namespace carrel {
 
 using Json = nlohmann::json;
@@ -22,34 +24,6 @@ const Json& empty_object() {
   return kEmpty;
 }
 
-/// Python writes Infinity and NaN bare, which is not JSON: they become null outside of strings.
-std::string without_bare_floats(const std::string& in) {
-  std::string out;
-  out.reserve(in.size());
-  bool quoted = false;
-  for (size_t i = 0; i < in.size(); ++i) {
-    const char c = in[i];
-    if (quoted) {
-      out += c;
-      if (c == '\\' && i + 1 < in.size()) out += in[++i];
-      if (c == '"') quoted = false;
-      continue;
-    }
-    if (c == '"') quoted = true;
-    const size_t sign = c == '-' ? 1 : 0;
-    size_t word = 0;
-    if (in.compare(i + sign, 8, "Infinity") == 0) word = sign + 8;
-    if (in.compare(i, 3, "NaN") == 0) word = 3;
-    if (word == 0) {
-      out += c;
-      continue;
-    }
-    out += "null";
-    i += word - 1;
-  }
-  return out;
-}
-
 }  // namespace
 
 ConfigReader::ConfigReader(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -58,7 +32,8 @@ ConfigReader::ConfigReader(const ConfigReader&) = default;
 ConfigReader::ConfigReader(ConfigReader&&) noexcept = default;
 
 Result<ConfigReader> ConfigReader::parse(const std::string& json) {
-  auto root = std::make_shared<Json>(Json::parse(without_bare_floats(json), nullptr, /*allow_exceptions=*/false));
+  CARREL_ASSIGN(const std::string clean, clean_json(json, "config.json"));
+  auto root = std::make_shared<Json>(Json::parse(clean, nullptr, /*allow_exceptions=*/false));
   if (!root->is_object()) return fail(Code::kCorrupt, "the model's configuration is not a JSON object", "config.json");
   auto impl = std::make_shared<Impl>();
   impl->at = root.get();

@@ -121,7 +121,7 @@ class Checker {
     FastLimits out;
     if (options_.ops != OpSet::kFast) return out;
     std::string at = dir;
-    for (int i = 0; i < 4; ++i, at = parent_of(at)) {
+    for (int i = 0; i < 4; ++i, at += "/..") {
       if (!env_->exists(at + "/limits.json")) continue;
       CARREL_ASSIGN(const ConfigReader root, read_json(env_, at + "/limits.json"));
       const ConfigReader fast = root.section("fast");

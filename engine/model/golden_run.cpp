@@ -49,7 +49,7 @@ Result<std::unique_ptr<GoldenModel>> load_golden_model(const OpenSource& open, O
   m->team = std::make_unique<ThreadTeam>(threads);
   CARREL_ASSIGN(m->ops, make_ops(set, m->team.get(), path));
   CARREL_ASSIGN(const Family* family, find_family(m->source->format(), m->source->config_json()));
-  m->weights = load_weights(m->source.get(), m->ops.get());
+  m->weights = weights_from_source(*m->source, [ops = m->ops.get()](Form stored) { return ops->wanted_form(stored); });
   BuildOptions build;
   build.kv_dtype = kv_dtype;
   CARREL_ASSIGN(m->graph, family->build(m->source->format(), m->source->config_json(), *m->weights, build));

@@ -108,11 +108,13 @@ inline std::vector<int32_t> join(std::vector<int32_t> a, const std::vector<int32
 /// One request with its tokens: the fake kernel.
 class Reader {
  public:
-  Reader(const ModelState& model, Sequence sequence, std::vector<int32_t> tokens) : model_(model), seq(std::move(sequence)), tokens_(std::move(tokens)) {
+  /// The model outlives the reader.
+  Reader(const ModelState& model, Sequence sequence, std::vector<int32_t> tokens) : model_(&model), seq(std::move(sequence)), tokens_(std::move(tokens)) {
     hash_.push_back(7);
     for (const int32_t t : tokens_) hash_.push_back(mix(hash_.back(), static_cast<uint64_t>(t)));
   }
 
+  std::span<const int32_t> tokens() const { return tokens_; }
   int64_t n_tokens() const { return static_cast<int64_t>(tokens_.size()); }
   int64_t left() const { return n_tokens() - seq.n_past(); }
   uint64_t hash_at(int64_t n) const { return hash_[static_cast<size_t>(n)]; }
@@ -124,19 +126,19 @@ class Reader {
   /// What a kernel would read for the next position; false where anything is not what it must be.
   bool verify() const {
     const int64_t past = seq.n_past();
-    for (size_t g = 0; g < model_.groups.size(); g++) {
-      const StateSpec& s = model_.groups[g];
+    for (size_t g = 0; g < model_->groups.size(); g++) {
+      const StateSpec& s = model_->groups[g];
       if (s.kind == StateKind::kTail) {
-        const int64_t b = past / model_.block_size - 1;
+        const int64_t b = past / model_->block_size - 1;
         for (int r = 0; b >= 0 && r < s.n_rows; r++)
-          if (!check(g, b, r, (b + 1) * model_.block_size)) return false;
+          if (!check(g, b, r, (b + 1) * model_->block_size)) return false;
         continue;
       }
       const int64_t from = s.kind == StateKind::kWindow ? std::max<int64_t>(0, past - s.window + 1) : 0;
       for (int64_t r = from; r < past / s.ratio; r++)
-        if (!check(g, r * s.ratio / model_.block_size, r, (r + 1) * s.ratio)) return false;
+        if (!check(g, r * s.ratio / model_->block_size, r, (r + 1) * s.ratio)) return false;
     }
-    const int64_t open = past / model_.block_size * model_.block_size;
+    const int64_t open = past / model_->block_size * model_->block_size;
     for (int64_t p = std::max(open, past - 64); seq.slot() != nullptr && p < past; p++) {
       uint32_t word = 0;
       std::memcpy(&word, seq.slot() + p % 64 * 4, 4);
@@ -150,14 +152,14 @@ class Reader {
     CARREL_TRY(seq.reserve(n));
     if (!verify()) return fail(Code::kCorrupt, "a reader saw what it must not see", "sim");
     const int64_t past = seq.n_past(), end = past + n;
-    for (size_t g = 0; g < model_.groups.size(); g++) {
-      const StateSpec& s = model_.groups[g];
+    for (size_t g = 0; g < model_->groups.size(); g++) {
+      const StateSpec& s = model_->groups[g];
       if (s.kind == StateKind::kTail) {
-        for (int64_t b = past / model_.block_size; (b + 1) * model_.block_size <= end; b++)
-          for (int r = 0; r < s.n_rows; r++) write(g, b, r, (b + 1) * model_.block_size);
+        for (int64_t b = past / model_->block_size; (b + 1) * model_->block_size <= end; b++)
+          for (int r = 0; r < s.n_rows; r++) write(g, b, r, (b + 1) * model_->block_size);
         continue;
       }
-      for (int64_t r = past / s.ratio; (r + 1) * s.ratio <= end; r++) write(g, r * s.ratio / model_.block_size, r, (r + 1) * s.ratio);
+      for (int64_t r = past / s.ratio; (r + 1) * s.ratio <= end; r++) write(g, r * s.ratio / model_->block_size, r, (r + 1) * s.ratio);
     }
     for (int64_t p = past; seq.slot() != nullptr && p < end; p++) {
       const auto word = static_cast<uint32_t>(hash_at(p + 1));
@@ -180,14 +182,14 @@ class Reader {
   std::byte* row(size_t g, int64_t block, int64_t r, int layer) const {
     std::byte* const* pages = seq.pages()[g];
     if (pages[block] == nullptr) return nullptr;
-    const RowLayout l = layout_of(model_.groups[g], model_.block_size);
+    const RowLayout l = layout_of(model_->groups[g], model_->block_size);
     return pages[block] + static_cast<size_t>(layer) * l.layer_stride_bytes + static_cast<size_t>(r % l.rows_per_page) * l.row_stride_bytes;
   }
   uint32_t word(size_t g, int layer, int64_t r, int e, uint64_t h) const {
     return static_cast<uint32_t>(mix(mix(g * 64 + static_cast<size_t>(layer), static_cast<uint64_t>(r * 8 + e)), h)) & 0x3FFFFFFFu;
   }
   bool check(size_t g, int64_t block, int64_t r, int64_t n) const {
-    const StateSpec& s = model_.groups[g];
+    const StateSpec& s = model_->groups[g];
     for (int l = 0; l < s.n_layers; l++) {
       const std::byte* at = row(g, block, r, l);
       if (at == nullptr) return false;
@@ -200,7 +202,7 @@ class Reader {
     return true;
   }
   void write(size_t g, int64_t block, int64_t r, int64_t n) {
-    const StateSpec& s = model_.groups[g];
+    const StateSpec& s = model_->groups[g];
     for (int l = 0; l < s.n_layers; l++) {
       std::byte* at = row(g, block, r, l);
       if (at == nullptr) {
@@ -214,7 +216,7 @@ class Reader {
     }
   }
 
-  const ModelState& model_;
+  const ModelState* model_;
 
  public:
   Sequence seq;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <numeric>
 
 #include "base/log.h"
 #include "engine/model/config_reader.h"
@@ -43,7 +44,7 @@ struct V4Config {
 // ------------------------------------------------------------------ config
 
 constexpr int kNoLayer = -1;
-constexpr int kMaxLayers = 1024, kMaxWidth = 1 << 20, kMaxPositions = 1 << 30, kMaxRatio = 1 << 12;
+constexpr int kMaxLayers = 1024, kMaxWidth = 1 << 20, kMaxPositions = 1 << 30, kMaxRatio = 1 << 12, kMaxTopk = 1 << 14, kMaxBlock = 1 << 13;
 
 /// Ratios by layer: 0 window, 4 CSA (overlap and indexer follow the kind), another HCA. Entries past the last layer belong to draft layers.
 void kinds_from_ratios(const ConfigReader& c, const std::string& key, int n_layers, V4Config& out) {
@@ -146,7 +147,7 @@ V4Config read_hf(const ConfigReader& c) {
   hash_layers_from_hf(c, n_layers, o);
   o.index_heads = static_cast<int>(c.integer_or("index_n_heads", 64, 1, kMaxWidth));
   o.index_dim = static_cast<int>(c.integer_or("index_head_dim", 128, 1, kMaxWidth));
-  o.index_topk = static_cast<int>(c.integer_or("index_topk", 512, 1, kMaxWidth));
+  o.index_topk = static_cast<int>(c.integer_or("index_topk", 512, 1, kMaxTopk));
   o.n_experts = dim("n_routed_experts");
   o.top_k = dim("num_experts_per_tok");
   o.expert_width = dim("moe_intermediate_size");
@@ -200,7 +201,7 @@ V4Config read_gguf(const ConfigReader& c, Weights& weights) {
   for (int i = 0; i < n_layers; ++i) o.layers[static_cast<size_t>(i)].hash = i < n_hash;
   o.index_heads = dim(a + "indexer.head_count");
   o.index_dim = dim(a + "indexer.key_length");
-  o.index_topk = dim(a + "indexer.top_k");
+  o.index_topk = static_cast<int>(c.integer(a + "indexer.top_k", 1, kMaxTopk));
   o.n_experts = dim(p + "expert_count");
   o.top_k = dim(p + "expert_used_count");
   o.expert_width = dim(p + "expert_feed_forward_length");
@@ -226,6 +227,7 @@ Status check_sizes(const V4Config& o) {
   if (o.rope_dims > o.index_dim) return bad("the rotary dimensions do not fit the indexer's head dimension");
   if (int64_t{o.n_heads} * o.head_dim > kMaxWidth * 16LL) return bad("heads times head dimension is out of range");
   if (o.n_heads % o.o_groups != 0) return bad("the output groups do not divide the heads");
+  if (std::lcm(std::lcm(o.csa_ratio, o.hca_ratio), 64) > kMaxBlock) return bad("the compression ratios have no common block of 8192 tokens or less");
   if (o.top_k > o.n_experts) return bad("more experts per token than experts");
   return {};
 }

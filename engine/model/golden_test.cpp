@@ -1,0 +1,138 @@
+// The engine against every vector of its families, each op set on its bound; see golden.h.
+#include "engine/model/golden.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+namespace carrel {
+namespace {
+
+const std::string kGolden = "tests/golden/";
+
+struct Case {
+  std::string path;
+  std::string config = "config.json";
+  OpSet ops = OpSet::kExact;
+};
+
+const char* name_of(OpSet ops) { return ops == OpSet::kReference ? "reference" : ops == OpSet::kExact ? "exact" : "fast"; }
+
+std::vector<Case> cases() {
+  std::vector<Case> out;
+  for (const OpSet ops : {OpSet::kReference, OpSet::kExact, OpSet::kFast}) {
+    for (const char* m : {"deepseek_v4/tiny_a", "deepseek_v4/tiny_b", "gemma3_text", "gemma3_text_softcap", "llama", "mistral", "qwen3", "qwen3_moe"}) {
+      out.push_back({std::string("models/") + m, "config.json", ops});
+    }
+    for (const char* m : {"gemma3_text", "gemma3_text_softcap", "llama", "mistral", "qwen3", "qwen3_moe"}) {
+      out.push_back({std::string("models/") + m, "config_legacy.json", ops});
+    }
+    for (const char* m : {"deepseek_v4-bf16", "gemma3_text", "gemma3_text-mix", "llama", "llama-q4_0", "llama-q4_1", "llama-q5_0", "llama-q5_1",
+                          "llama-q8_0", "llama256-q456_k", "qwen3", "qwen3_moe"}) {
+      out.push_back({"gguf/" + std::string(m) + ".gguf", "config.json", ops});
+    }
+  }
+  return out;
+}
+
+class Golden : public testing::TestWithParam<Case> {};
+
+TEST_P(Golden, KeepsItsBound) {
+  const Case& c = GetParam();
+  GoldenOptions options;
+  options.ops = c.ops;
+  options.threads = 2;
+  options.config = c.config;
+  options.localise = c.config == "config.json";
+  if (c.config != "config.json") options.max_length = 140;  // the same model again
+  const auto report = check_golden(Env::real(), kGolden + c.path, options);
+  ASSERT_TRUE(report) << report.error().text();
+  ASSERT_EQ(report->files.size(), 1u);
+  const GoldenFile& f = report->files[0];
+  EXPECT_EQ(f.skipped, "");
+  EXPECT_GE(f.n_prompts, 3);
+  EXPECT_LE(f.worst, 1) << f.worst_at;
+  EXPECT_EQ(f.first_off, "");
+  for (const std::string& failure : f.failures) ADD_FAILURE() << failure;
+  EXPECT_EQ(f.limits_used, c.ops == OpSet::kFast);
+}
+
+INSTANTIATE_TEST_SUITE_P(Vectors, Golden, testing::ValuesIn(cases()), [](const testing::TestParamInfo<Case>& info) {
+  std::string name = std::string(name_of(info.param.ops)) + "_" + info.param.path + (info.param.config == "config.json" ? "" : "_legacy");
+  for (char& ch : name) {
+    if (!std::isalnum(static_cast<unsigned char>(ch))) ch = '_';
+  }
+  return name;
+});
+
+TEST(Golden, FormatsAreBitExact) {
+  const auto report = check_golden(Env::real(), kGolden + "quant", {});
+  ASSERT_TRUE(report) << report.error().text();
+  int checked = 0;
+  for (const GoldenFile& f : report->files) {
+    checked += f.skipped.empty();
+    EXPECT_TRUE(f.passed()) << f.name << ": " << (f.failures.empty() ? "" : f.failures[0]);
+  }
+  EXPECT_EQ(checked, 10);  // F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q4_K Q5_K Q6_K
+}
+
+TEST(Golden, WhatALaterVersionReadsIsSkippedByName) {
+  const auto skipped = [](const std::string& path) {
+    const auto report = check_golden(Env::real(), kGolden + path, {});
+    return report && report->files.size() == 1 ? report->files[0].skipped : "";
+  };
+  EXPECT_NE(skipped("gguf/deepseek_v4.gguf").find("MXFP4"), std::string::npos);
+  EXPECT_NE(skipped("models/deepseek_v4/tiny_a_native").find("fp8 with fp4 experts, which a later version"), std::string::npos);
+  EXPECT_NE(skipped("models/bamba").find("'bamba' is not supported; this version runs deepseek_v4"), std::string::npos);
+}
+
+TEST(Golden, AFolderWithoutVectorsIsAnError) {
+  EXPECT_EQ(check_golden(Env::real(), kGolden + "real", {}).error().code, Code::kNotFound);
+  EXPECT_EQ(check_golden(Env::real(), kGolden + "absent", {}).error().code, Code::kNotFound);
+}
+
+/// A copy of a model folder with one word of the config changed.
+std::string with_fault(const std::string& model, const std::string& from, const std::string& to) {
+  namespace fs = std::filesystem;
+  const fs::path dir = fs::path(testing::TempDir()) / ("golden_fault_" + std::to_string(std::hash<std::string>()(model + to)));
+  fs::create_directories(dir);
+  for (const auto& entry : fs::directory_iterator(kGolden + model)) {
+    if (entry.is_regular_file()) fs::copy_file(entry.path(), dir / entry.path().filename(), fs::copy_options::overwrite_existing);
+  }
+  std::ifstream in(dir / "config.json");
+  std::string config((std::istreambuf_iterator<char>(in)), {});
+  const size_t at = config.find(from);
+  EXPECT_NE(at, std::string::npos) << from;
+  config.replace(at, from.size(), to);
+  std::ofstream(dir / "config.json") << config;
+  return dir;
+}
+
+TEST(Golden, LocaliseNamesTheFirstThatIsOff) {
+  struct Fault {
+    const char *model, *from, *to, *first_off;
+  };
+  const Fault faults[] = {
+      {"models/llama", "\"rms_norm_eps\": 0.001", "\"rms_norm_eps\": 0.002", "layers.0.out"},
+      {"models/gemma3_text", "\"sliding_window\": 16", "\"sliding_window\": 15", "layers.0.out"},
+      {"models/gemma3_text", "\"factor\": 8.0", "\"factor\": 4.0", "layers.5.out"},
+      {"models/deepseek_v4/tiny_a", "\"index_topk\": 16", "\"index_topk\": 15", "layers.1.indexer_topk"},
+      {"models/deepseek_v4/tiny_a", "\"sliding_window\": 128", "\"sliding_window\": 127", "layers.0.attn_out"},
+      {"models/deepseek_v4/tiny_b", "\"hc_sinkhorn_iters\": 3", "\"hc_sinkhorn_iters\": 2", "layers.0.attn_hc.comb"},
+      {"models/deepseek_v4/tiny_b", "\"routed_scaling_factor\": 2.5", "\"routed_scaling_factor\": 2.4", "layers.0.route_weights"},
+      {"models/deepseek_v4/tiny_b", "\"swiglu_limit\": 1.5", "\"swiglu_limit\": 1.6", "layers.0.ffn_out"},
+  };
+  for (const Fault& f : faults) {
+    GoldenOptions options;
+    options.localise = true;
+    options.max_length = 33;
+    const auto report = check_golden(Env::real(), with_fault(f.model, f.from, f.to), options);
+    ASSERT_TRUE(report) << report.error().text();
+    EXPECT_FALSE(report->passed()) << f.to;
+    EXPECT_EQ(report->files[0].first_off, f.first_off) << f.to;
+  }
+}
+
+}  // namespace
+}  // namespace carrel
