@@ -88,8 +88,9 @@ struct Expert {
   Matrix gate, up, down;
 };
 
+constexpr int kMaxStreams = 64;
 struct HcArgs {  // manifold-constrained hyper-connections (2.5)
-  int n_streams = 4;
+  int n_streams = 4;  // at most kMaxStreams
   int width = 0;
   int n_iters = 20;
   float hc_eps = 1e-6f, norm_eps = 1e-6f;
