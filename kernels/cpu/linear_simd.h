@@ -92,7 +92,7 @@ CARREL_INLINE inline void add_group(const int32_t* x, const Scales<V>& s, W w, t
 /// Asks for what will be read some groups later: hides memory latency across the 4 KiB borders where hardware prefetch stops.
 template <class V>
 CARREL_INLINE inline void prefetch_group(const FormLayout& l, const uint8_t* group, int g) {
-  constexpr int kAhead = 3072;
+  constexpr int kAhead = 6144;
   for (int at = 0; at < l.group_bytes() + (g == 0 ? l.head_bytes() : 0); at += 64) V::prefetch(group + kAhead + at);
 }
 
