@@ -28,7 +28,7 @@ struct FaultEnv::Node {
 };
 
 struct FaultEnv::NameOp {
-  enum class Kind { kLink, kUnlink, kRename, kMakeDir, kRemoveDir } kind;
+  enum class Kind { kLink, kUnlink, kRename, kMakeDir, kRemoveDir, kMoveDir } kind;
   std::string path, to;
   std::shared_ptr<Node> node;
   std::string dir;  // whose sync makes it durable
@@ -56,7 +56,18 @@ struct FaultEnv::Names {
         files.erase(op.path);
         files[op.to] = op.node;
         break;
+      case NameOp::Kind::kMoveDir: move_dir(op.path, op.to); break;
     }
+  }
+
+  void move_dir(const std::string& from, const std::string& to) {
+    const auto below = [&](const std::string& p) { return p == from || p.starts_with(from + "/"); };
+    std::map<std::string, std::shared_ptr<Node>> moved_files;
+    std::set<std::string> moved_dirs;
+    for (const auto& [path, node] : files) moved_files[below(path) ? to + path.substr(from.size()) : path] = node;
+    for (const std::string& path : dirs) moved_dirs.insert(below(path) ? to + path.substr(from.size()) : path);
+    files = std::move(moved_files);
+    dirs = std::move(moved_dirs);
   }
 };
 
@@ -253,6 +264,13 @@ Result<std::unique_ptr<File>> FaultEnv::open(const std::string& path, Open mode)
 Status FaultEnv::rename(const std::string& from, const std::string& to) {
   MutexLock lock(mutex_);
   CARREL_TRY(enter(Call::kChange, from));
+  if (live_->dirs.contains(from)) {
+    const auto next = live_->files.lower_bound(to + "/");
+    const bool holds_files = next != live_->files.end() && next->first.starts_with(to + "/");
+    if (live_->files.contains(to) || holds_files) return fail(Code::kIo, "the new name is taken", to);
+    record({NameOp::Kind::kMoveDir, from, to, nullptr, folder_of(to)});
+    return {};
+  }
   const auto it = live_->files.find(from);
   if (it == live_->files.end()) return fail(Code::kNotFound, "no such file", from);
   const auto node = it->second;

@@ -3,7 +3,8 @@
 // The model of the disk is harsher than a journaling file system. A write or resize is durable only after File::sync; a creation,
 // rename, removal or new folder only after sync_dir of the folder that holds the name. Between those points a power loss keeps any
 // part: none, all, or a random choice in which one write may reach the disk torn at 512-byte borders, and names of one folder
-// change in their order up to a random point. Handles from before a power loss fail for ever.
+// change in their order up to a random point. A renamed folder takes along what its own sync_dir made durable. Handles from before a
+// power loss fail for ever.
 //
 // Counting: every call that touches a file or folder is one call; those that change something are also one mutation.
 // Threads: any; one mutex guards everything. Never linked into the product's own paths: nothing outside tests makes one.

@@ -84,6 +84,34 @@ TEST(FaultEnv, ClockMovesOnlyByTheTest) {
   EXPECT_EQ(env.mono_ns(), mono + 5'000'000);
 }
 
+TEST(FaultEnv, RenamedFolderIsThereWholeOrNotAtAll) {
+  for (const bool synced : {false, true}) {
+    FaultEnv env;
+    ASSERT_TRUE(make_dirs_durable(&env, "/d"));
+    ASSERT_TRUE(env.make_dirs("/d/new/sub"));
+    for (const char* path : {"/d/new/a", "/d/new/sub/b"}) {
+      auto f = env.open(path, Open::kCreateNew).value();
+      ASSERT_TRUE(f->write_at(0, bytes(path)) && f->sync());
+    }
+    ASSERT_TRUE(env.sync_dir("/d/new/sub") && env.sync_dir("/d/new"));
+    ASSERT_TRUE(env.rename("/d/new", "/d/final"));
+    EXPECT_EQ(read_file(&env, "/d/final/sub/b").value(), "/d/new/sub/b");
+    EXPECT_FALSE(env.exists("/d/new/a"));
+    if (synced) {
+      ASSERT_TRUE(env.sync_dir("/d"));
+    }
+    env.power_loss(FaultEnv::Loss::kUnsynced);
+    EXPECT_EQ(env.exists("/d/final/a"), synced);
+    EXPECT_EQ(env.exists("/d/final/sub/b"), synced);
+    EXPECT_FALSE(env.exists("/d/new"));
+  }
+  FaultEnv env;
+  ASSERT_TRUE(env.make_dirs("/a"));
+  ASSERT_TRUE(env.make_dirs("/b"));
+  ASSERT_TRUE(env.open("/b/x", Open::kCreate));
+  EXPECT_EQ(env.rename("/a", "/b").error().code, Code::kIo);
+}
+
 TEST(Codec, RoundTripAndShortInput) {
   ByteWriter w;
   w.u8(7);
