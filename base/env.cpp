@@ -19,7 +19,10 @@ namespace {
 
 std::unexpected<Error> sys_fail(const char* what, const std::string& path) {
   const int e = errno;
-  const Code code = e == ENOENT ? Code::kNotFound : e == EEXIST ? Code::kAlreadyExists : (e == ENOSPC || e == EDQUOT) ? Code::kExhausted : Code::kIo;
+  const Code code = e == ENOENT                    ? Code::kNotFound
+                    : e == EEXIST                  ? Code::kAlreadyExists
+                    : (e == ENOSPC || e == EDQUOT) ? Code::kExhausted
+                                                   : Code::kIo;
   return fail(code, std::string(what) + ": " + strerror(e), path);
 }
 
@@ -203,7 +206,8 @@ Status make_dirs_durable(Env* env, const std::string& path) {
 Result<std::string> read_file(Env* env, const std::string& path, uint64_t max_bytes) {
   CARREL_ASSIGN(auto file, env->open(path, Open::kRead));
   CARREL_ASSIGN(const uint64_t size, file->size());
-  if (size > max_bytes) return fail(Code::kInvalidArgument, "is " + std::to_string(size) + " bytes, more than the limit of " + std::to_string(max_bytes), path);
+  if (size > max_bytes)
+    return fail(Code::kInvalidArgument, "is " + std::to_string(size) + " bytes, more than the limit of " + std::to_string(max_bytes), path);
   std::string content(size, '\0');
   CARREL_ASSIGN(const size_t n, file->read_at(0, std::as_writable_bytes(std::span(content))));
   if (n != size) return fail(Code::kIo, "gave " + std::to_string(n) + " bytes of its " + std::to_string(size), path);

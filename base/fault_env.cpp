@@ -40,10 +40,18 @@ struct FaultEnv::Names {
 
   void apply(const NameOp& op) {
     switch (op.kind) {
-      case NameOp::Kind::kLink: files[op.path] = op.node; break;
-      case NameOp::Kind::kUnlink: files.erase(op.path); break;
-      case NameOp::Kind::kMakeDir: dirs.insert(op.path); break;
-      case NameOp::Kind::kRemoveDir: dirs.erase(op.path); break;
+      case NameOp::Kind::kLink:
+        files[op.path] = op.node;
+        break;
+      case NameOp::Kind::kUnlink:
+        files.erase(op.path);
+        break;
+      case NameOp::Kind::kMakeDir:
+        dirs.insert(op.path);
+        break;
+      case NameOp::Kind::kRemoveDir:
+        dirs.erase(op.path);
+        break;
       case NameOp::Kind::kRename:
         files.erase(op.path);
         files[op.to] = op.node;
@@ -54,7 +62,9 @@ struct FaultEnv::Names {
 
 namespace {
 
-bool is_root(const std::string& dir) { return dir == "." || dir == "/" || dir.empty(); }
+bool is_root(const std::string& dir) {
+  return dir == "." || dir == "/" || dir.empty();
+}
 
 }  // namespace
 
@@ -66,7 +76,7 @@ class FaultEnv::Handle final : public File {
   Result<size_t> read_at(uint64_t offset, std::span<std::byte> out) override {
     MutexLock lock(env_->mutex_);
     Fault soft = Fault::kIo;
-    CARREL_TRY(enter(false, &soft));
+    CARREL_TRY(enter(Call::kLook, &soft));
     if (offset >= node_->live.size()) return size_t{0};
     size_t n = std::min<uint64_t>(out.size(), node_->live.size() - offset);
     if (soft == Fault::kShortRead) n /= 2;
@@ -83,26 +93,26 @@ class FaultEnv::Handle final : public File {
   }
   Status sync() override {
     MutexLock lock(env_->mutex_);
-    CARREL_TRY(enter(true));
+    CARREL_TRY(enter(Call::kChange));
     for (const Change& c : node_->changes) c.apply(node_->durable);
     node_->changes.clear();
     return {};
   }
   Result<uint64_t> size() override {
     MutexLock lock(env_->mutex_);
-    CARREL_TRY(enter(false));
+    CARREL_TRY(enter(Call::kLook));
     return node_->live.size();
   }
 
  private:
-  Status enter(bool mutation, Fault* soft = nullptr) CARREL_REQUIRES(env_->mutex_) {
+  Status enter(Call call, Fault* soft = nullptr) CARREL_REQUIRES(env_->mutex_) {
     if (epoch_ != env_->epoch_) return fail(Code::kIo, "the handle is from before a power loss", path_);
-    return env_->enter(mutation, path_, soft);
+    return env_->enter(call, path_, soft);
   }
   Status change(Change c) CARREL_REQUIRES(env_->mutex_) {
     if (!writable_) return fail(Code::kIo, "is open for reading only", path_);
     const bool was_crashed = env_->crashed_;
-    const Status s = enter(true);
+    const Status s = enter(Call::kGrow);
     if (s || (env_->crashed_ && !was_crashed)) {  // the write that the crash interrupts may be on its way
       c.apply(node_->live);
       node_->changes.push_back(std::move(c));
@@ -120,7 +130,8 @@ class FaultEnv::Handle final : public File {
 FaultEnv::FaultEnv(uint64_t seed) : live_(std::make_unique<Names>()), durable_(std::make_unique<Names>()), rng_(seed) {}
 FaultEnv::~FaultEnv() = default;
 
-Status FaultEnv::enter(bool mutation, const std::string& path, Fault* soft) {
+Status FaultEnv::enter(Call call, const std::string& path, Fault* soft) {
+  const bool mutation = call != Call::kLook;
   calls_++;
   if (mutation && !crashed_) mutations_++;
   if (crashed_) return fail(Code::kIo, "the machine has crashed", path);
@@ -131,7 +142,7 @@ Status FaultEnv::enter(bool mutation, const std::string& path, Fault* soft) {
   if (fail_call_ == 0 || calls_ != fail_call_) return {};
   fail_call_ = 0;
   if (fault_ == Fault::kIo) return fail(Code::kIo, "injected I/O error", path);
-  if (fault_ == Fault::kNoSpace && mutation) return fail(Code::kExhausted, "injected: no space left on device", path);
+  if (fault_ == Fault::kNoSpace && call == Call::kGrow) return fail(Code::kExhausted, "injected: no space left on device", path);
   if (soft != nullptr) *soft = fault_;
   return {};
 }
@@ -178,10 +189,11 @@ void FaultEnv::power_loss(Loss loss) {
     if (!stop) durable_->apply(op);
   }
   ops_.clear();
+  Names& durable = *durable_;
   const auto reachable = [&](const std::string& path) {
     std::string dir = folder_of(path);
     while (!is_root(dir)) {
-      if (!durable_->dirs.contains(dir)) return false;
+      if (!durable.dirs.contains(dir)) return false;
       dir = folder_of(dir);
     }
     return true;
@@ -225,7 +237,7 @@ Result<std::unique_ptr<File>> FaultEnv::open(const std::string& path, Open mode)
   const auto it = live_->files.find(path);
   const bool present = it != live_->files.end();
   const bool creates = !present && (mode == Open::kCreate || mode == Open::kCreateNew);
-  CARREL_TRY(enter(creates, path));
+  CARREL_TRY(enter(creates ? Call::kGrow : Call::kLook, path));
   if (live_->dirs.contains(path)) return fail(Code::kInvalidArgument, "is a folder, not a file", path);
   if (present && mode == Open::kCreateNew) return fail(Code::kAlreadyExists, "exists already", path);
   if (!present && !creates) return fail(Code::kNotFound, "no such file", path);
@@ -240,7 +252,7 @@ Result<std::unique_ptr<File>> FaultEnv::open(const std::string& path, Open mode)
 
 Status FaultEnv::rename(const std::string& from, const std::string& to) {
   MutexLock lock(mutex_);
-  CARREL_TRY(enter(true, from));
+  CARREL_TRY(enter(Call::kChange, from));
   const auto it = live_->files.find(from);
   if (it == live_->files.end()) return fail(Code::kNotFound, "no such file", from);
   const auto node = it->second;
@@ -250,7 +262,7 @@ Status FaultEnv::rename(const std::string& from, const std::string& to) {
 
 Status FaultEnv::remove(const std::string& path) {
   MutexLock lock(mutex_);
-  CARREL_TRY(enter(true, path));
+  CARREL_TRY(enter(Call::kChange, path));
   if (!live_->files.contains(path)) return fail(Code::kNotFound, "no such file", path);
   record({NameOp::Kind::kUnlink, path, {}, nullptr, folder_of(path)});
   return {};
@@ -258,7 +270,7 @@ Status FaultEnv::remove(const std::string& path) {
 
 Status FaultEnv::remove_all(const std::string& path) {
   MutexLock lock(mutex_);
-  CARREL_TRY(enter(true, path));
+  CARREL_TRY(enter(Call::kChange, path));
   std::vector<NameOp> gone;
   const auto below = [&](const std::string& p) { return p == path || p.starts_with(path + "/"); };
   for (const auto& [name, node] : live_->files) {
@@ -273,7 +285,7 @@ Status FaultEnv::remove_all(const std::string& path) {
 
 Status FaultEnv::make_dirs(const std::string& path) {
   MutexLock lock(mutex_);
-  CARREL_TRY(enter(!live_->dirs.contains(path), path));
+  CARREL_TRY(enter(live_->dirs.contains(path) ? Call::kLook : Call::kGrow, path));
   std::vector<std::string> missing;
   for (std::string d = path; !is_root(d) && !live_->dirs.contains(d); d = folder_of(d)) missing.push_back(d);
   for (auto it = missing.rbegin(); it != missing.rend(); ++it) {
@@ -285,11 +297,12 @@ Status FaultEnv::make_dirs(const std::string& path) {
 
 Status FaultEnv::sync_dir(const std::string& path) {
   MutexLock lock(mutex_);
-  CARREL_TRY(enter(true, path));
+  CARREL_TRY(enter(Call::kChange, path));
   if (!is_root(path) && !live_->dirs.contains(path)) return fail(Code::kNotFound, "no such folder", path);
+  Names& durable = *durable_;
   std::erase_if(ops_, [&](const NameOp& op) {
     if (op.dir != path) return false;
-    durable_->apply(op);
+    durable.apply(op);
     return true;
   });
   return {};
@@ -297,7 +310,7 @@ Status FaultEnv::sync_dir(const std::string& path) {
 
 Result<std::vector<std::string>> FaultEnv::list(const std::string& dir) {
   MutexLock lock(mutex_);
-  CARREL_TRY(enter(false, dir));
+  CARREL_TRY(enter(Call::kLook, dir));
   if (!is_root(dir) && !live_->dirs.contains(dir)) return fail(Code::kNotFound, "no such folder", dir);
   std::vector<std::string> names;
   const auto add = [&](const std::string& p) {
@@ -311,13 +324,14 @@ Result<std::vector<std::string>> FaultEnv::list(const std::string& dir) {
 
 bool FaultEnv::exists(const std::string& path) {
   MutexLock lock(mutex_);
-  if (!enter(false, path)) return false;
+  if (!enter(Call::kLook, path) && crashed_) return false;
   return live_->files.contains(path) || live_->dirs.contains(path);
 }
 
 bool FaultEnv::is_dir(const std::string& path) {
   MutexLock lock(mutex_);
-  return enter(false, path) && live_->dirs.contains(path);
+  if (!enter(Call::kLook, path) && crashed_) return false;
+  return live_->dirs.contains(path);
 }
 
 void FaultEnv::advance_ms(int64_t ms) {

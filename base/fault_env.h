@@ -26,7 +26,7 @@ class FaultEnv final : public Env {
   ~FaultEnv() override;
 
   /// The nth call from now (1 = the next) fails once with the fault. A fault that does not fit the call (kShortRead: reads;
-  /// kNoSpace: writes, resizes, creations) lets it pass and is then spent.
+  /// kNoSpace: writes, resizes, creations; exists and is_dir, which cannot say it) lets it pass and is then spent.
   void fail_at(uint64_t nth_call, Fault fault);
   /// The nth mutation from now fails, and every later call, until power_loss. When it is a write, its bytes are on their way to
   /// the disk like any unsynced ones; anything else did not happen.
@@ -55,17 +55,18 @@ class FaultEnv final : public Env {
   bool is_dir(const std::string& path) override;
   int64_t wall_ms() override;
   int64_t mono_ns() override;
-  void sleep_ms(int64_t ms) override;  // returns at once; both clocks have moved
+  void sleep_ms(int64_t ms) override;              // returns at once; both clocks have moved
   void random(std::span<std::byte> out) override;  // repeatable from the seed
 
  private:
-  struct Change;   // one unsynced write or resize
-  struct Node;     // a file's content: live, durable, changes between
-  struct NameOp;   // one change of a name that its folder has not synced
-  struct Names;    // path → Node, and the set of folders
+  struct Change;  // one unsynced write or resize
+  struct Node;    // a file's content: live, durable, changes between
+  struct NameOp;  // one change of a name that its folder has not synced
+  struct Names;   // path → Node, and the set of folders
   class Handle;
 
-  Status enter(bool mutation, const std::string& path, Fault* soft = nullptr) CARREL_REQUIRES(mutex_);
+  enum class Call { kLook, kChange, kGrow /* a change that needs space */ };
+  Status enter(Call call, const std::string& path, Fault* soft = nullptr) CARREL_REQUIRES(mutex_);
   void record(NameOp op) CARREL_REQUIRES(mutex_);
   void lose(Node& node, Loss loss) CARREL_REQUIRES(mutex_);
 
@@ -77,7 +78,7 @@ class FaultEnv final : public Env {
   uint64_t epoch_ CARREL_GUARDED_BY(mutex_) = 0;  // of power losses
   uint64_t calls_ CARREL_GUARDED_BY(mutex_) = 0;
   uint64_t mutations_ CARREL_GUARDED_BY(mutex_) = 0;
-  uint64_t fail_call_ CARREL_GUARDED_BY(mutex_) = 0;      // 0: none
+  uint64_t fail_call_ CARREL_GUARDED_BY(mutex_) = 0;       // 0: none
   uint64_t crash_mutation_ CARREL_GUARDED_BY(mutex_) = 0;  // 0: none
   Fault fault_ CARREL_GUARDED_BY(mutex_) = Fault::kIo;
   bool crashed_ CARREL_GUARDED_BY(mutex_) = false;

@@ -7,7 +7,9 @@
 namespace carrel {
 namespace {
 
-std::span<const std::byte> bytes(std::string_view text) { return std::as_bytes(std::span(text)); }
+std::span<const std::byte> bytes(std::string_view text) {
+  return std::as_bytes(std::span(text));
+}
 
 TEST(FaultEnv, UnsyncedDataAndNamesAreLost) {
   FaultEnv env;

@@ -60,8 +60,14 @@ struct Job {
   Detokenizer detokenizer;
   StopMatcher stop;
 
-  Job(uint64_t id, Request r, const Tokenizer& tokenizer)
-      : id(id), request(std::move(r)), tokens(request.prompt), n_prompt(request.prompt.size()), detokenizer(tokenizer, request.skip_special), stop(request.stop) {}
+  std::optional<size_t> stopped_by;  // index into request.stop
+
+  Job(Request r, StopMatcher matcher, const Tokenizer& tokenizer)
+      : request(std::move(r)),
+        tokens(request.prompt),
+        n_prompt(request.prompt.size()),
+        detokenizer(tokenizer, request.skip_special),
+        stop(std::move(matcher)) {}
 
   int64_t n_pending() const { return static_cast<int64_t>(tokens.size()) - sequence->n_past(); }
   std::span<const int32_t> answer() const { return std::span(tokens).subspan(n_prompt); }
@@ -357,16 +363,21 @@ struct Engine::Impl {
     if (job->first_token_ns == 0) job->first_token_ns = now;
     job->tokens.push_back(sampled->id);
     Delta delta;
-    delta.tokens.push_back({sampled->id, model->tokenizer().token_bytes(sampled->id), sampled->logprob, std::move(sampled->top)});
+    delta.tokens.push_back({sampled->id, std::string(model->tokenizer().token_bytes(sampled->id)), sampled->logprob, std::move(sampled->top)});
     const bool at_end = !r.ignore_end && model->tokenizer().is_end(sampled->id);
     const bool full = static_cast<int64_t>(job->answer().size()) >= r.max_new_tokens;
-    if (!at_end) delta.text = job->stop.push(job->detokenizer.push(sampled->id));
-    if (!job->stop.stopped() && (at_end || full)) {
-      delta.text += job->stop.push(job->detokenizer.flush());
-      if (!job->stop.stopped()) delta.text += job->stop.flush();
+    const auto feed = [&](const std::string& text) {
+      StopMatcher::Out out = job->stop.push(text);
+      delta.text += out.text;
+      if (out.stop) job->stopped_by = out.stop;
+    };
+    if (!at_end) feed(job->detokenizer.push(sampled->id));
+    if (!job->stopped_by && (at_end || full)) {
+      feed(job->detokenizer.flush());
+      if (!job->stopped_by) delta.text += job->stop.flush();
     }
     job->out->push(std::move(delta));
-    if (job->stop.stopped() || at_end) return end(job, FinishReason::kStop, {});
+    if (job->stopped_by || at_end) return end(job, FinishReason::kStop, {});
     if (full) return end(job, FinishReason::kLength, {});
   }
 
@@ -381,7 +392,7 @@ struct Engine::Impl {
     Finish f;
     f.reason = reason;
     f.error = std::move(error);
-    if (job.stop.stopped()) f.stop = job.stop.which();
+    if (job.stopped_by) f.stop = job.request.stop[*job.stopped_by];
     EngineUsage& u = f.usage;
     u.prompt_tokens = static_cast<int64_t>(job.n_prompt);
     if (job.first_match) u.match = *job.first_match;
@@ -418,6 +429,7 @@ Result<std::unique_ptr<Stream>> Engine::submit(Request request) {
                     std::to_string(graph.max_positions) + " tokens; shorten the prompt or lower max_tokens",
                 "context_length");
   CARREL_TRY(check(request.sampling, graph.vocab));
+  CARREL_ASSIGN(StopMatcher matcher, StopMatcher::create(request.stop));
 
   auto stream = std::make_unique<Stream>();
   stream->shared_ = std::make_shared<Stream::Shared>();
@@ -425,7 +437,8 @@ Result<std::unique_ptr<Stream>> Engine::submit(Request request) {
   {
     std::lock_guard lock(e.mu);
     if (e.draining || e.stopping) return fail(Code::kUnavailable, "the server is shutting down; retry elsewhere or later");
-    auto job = std::make_unique<Job>(e.next_id, std::move(request), e.model->tokenizer());
+    auto job = std::make_unique<Job>(std::move(request), std::move(matcher), e.model->tokenizer());
+    job->id = e.next_id;
     job->out = stream->shared_;
     job->submitted_ns = e.env->mono_ns();
     if (!e.queue.push(job->id, job->request.tenant, job->request.priority)) {

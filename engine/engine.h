@@ -80,9 +80,10 @@ class Stream {
   std::optional<Event> next(int64_t timeout_ms);
   void cancel();
 
+  struct Shared;  // both ends' half; opaque
+
  private:
   friend class Engine;
-  struct Shared;
   std::shared_ptr<Shared> shared_;
 };
 

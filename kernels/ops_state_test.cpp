@@ -1,10 +1,13 @@
 // Ops over states: exact and fast against the reference within stated bounds, and their bits against every way to schedule the same work.
+#include <algorithm>
 #include <cmath>
 #include <functional>
+#include <numeric>
 
 #include <gtest/gtest.h>
 
 #include "kernels/cpu/linear.h"
+#include "kernels/cpu/math.h"
 #include "kernels/ops.h"
 #include "kernels/test_world.h"
 
@@ -245,10 +248,104 @@ TEST_P(SetTest, a_hit_continues_like_a_cold_run) {
   }
 }
 
+TEST_P(SetTest, nan_stays_inside_its_sequence) {
+  ThreadTeam team(2);
+  const auto ops = make(GetParam(), &team);
+  for (const Named& c : cases(kv())) {
+    if (c.lengths.size() < 3 || c.lengths[0] > 3000) continue;
+    SCOPED_TRACE(c.name);
+    Inputs clean(c.lengths), spoilt(c.lengths);
+    const std::vector<Step> steps = random_schedule(c.lengths, 5, 60);
+    const Outputs want = run(c.pipeline, *ops, steps, clean);
+    for (const int name : {0, 1, 2, 3, 10, 11, 12, 13, 14, 15}) {  // every input of the longest sequence, from a middle token on
+      const auto& source = clean.all();
+      const auto it = source.find({static_cast<int>(c.lengths.size()) - 1, name});
+      if (it == source.end()) continue;
+      std::vector<float>& v = spoilt.of(it->first.first, name, static_cast<int>(it->second.size()) / c.lengths.back());
+      std::fill(v.begin() + static_cast<ptrdiff_t>(v.size() / 2), v.end(), std::numeric_limits<float>::quiet_NaN());
+    }
+    const Outputs got = run(c.pipeline, *ops, steps, spoilt), again = run(c.pipeline, *ops, steps, spoilt);
+    for (const auto& [key, v] : want.all()) {
+      const std::vector<float>& w = got.all().at(key);
+      EXPECT_EQ(std::memcmp(w.data(), again.all().at(key).data(), w.size() * 4), 0) << "output " << key.second;
+      const bool last = key.first == static_cast<int>(c.lengths.size()) - 1;
+      if (last && key.second != kSelected) {
+        EXPECT_TRUE(std::isnan(w.back()));
+      }
+      const size_t n = last ? 0 : v.size();
+      EXPECT_EQ(std::memcmp(w.data(), v.data(), n * 4), 0) << "sequence " << key.first << " output " << key.second;
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Ops, SetTest, testing::Values(OpSet::kExact, OpSet::kFast),
                          [](const auto& info) { return info.param == OpSet::kExact ? "exact" : "fast"; });
 
-// The reference itself is schedule-proof in value (not in bits), pools what 2.7 says and keeps the hit path.
+// ---- planted mutants: what the comparison above must catch
+
+enum class Mutant { kNone, kBlocksBeginAtTheChunk, kNewKeysFirst, kReadsBehindTheQuery };
+
+/// Plain attention of one head in float32, with keys added in an order that a mutant gets wrong. Scores are rounded per key block as in the real op.
+Pipeline mutant_pipeline(Mutant mutant) {
+  constexpr int kDim = 8;
+  Pipeline p = attention_pipeline({1, 1, kDim, 0, false}, DType::kF32);
+  p.step = [mutant, shapes = p.shapes](Ops& ops, const Step& step, const BuiltBatch& b, Inputs& in, Outputs& out) {
+    const StateRows rows{0, 1, shapes[0].layout};
+    ops.store_rows(in.gather(step, b, 0, kDim, 2.0f).data(), kDim, 0, rows, b.batch);
+    ops.store_rows(in.gather(step, b, 1, kDim).data(), kDim, kDim, rows, b.batch);
+    const std::vector<float> q = in.gather(step, b, 2, kDim, 2.0f);
+    std::vector<float> y(q.size());
+    for (int t = 0; t < b.batch.n_tokens; ++t) {
+      const SeqStep& seq = b.seqs[static_cast<size_t>(b.seq_of[static_cast<size_t>(t)])];
+      const int n = b.positions[static_cast<size_t>(t)] + 1;
+      std::vector<int> order(static_cast<size_t>(n));
+      std::iota(order.begin(), order.end(), 0);
+      if (mutant == Mutant::kNewKeysFirst) std::rotate(order.begin(), order.begin() + seq.n_past, order.end());
+      if (mutant == Mutant::kReadsBehindTheQuery && n < seq.n_past + seq.n_tokens) order.push_back(n);
+      float m = -std::numeric_limits<float>::infinity(), l = 0, o[kDim] = {};
+      for (size_t begin = 0; begin < order.size();) {
+        size_t end = std::min(order.size(), (begin / 64 + 1) * 64);
+        if (mutant == Mutant::kBlocksBeginAtTheChunk && static_cast<int>(begin) < seq.n_past) end = std::min(end, static_cast<size_t>(seq.n_past));
+        float s[64], top = m;
+        for (size_t i = begin; i < end; ++i) {
+          const auto* key = reinterpret_cast<const float*>(rows.row(seq, order[i]));
+          s[i - begin] = 0;
+          for (int k = 0; k < kDim; ++k) s[i - begin] += q[static_cast<size_t>(t * kDim + k)] * key[k];
+          top = std::max(top, s[i - begin]);
+        }
+        const float shrink = cpu::exp_of(m - top);
+        l *= shrink;
+        for (float& v : o) v *= shrink;
+        for (size_t i = begin; i < end; ++i) {
+          const auto* value = reinterpret_cast<const float*>(rows.row(seq, order[i])) + kDim;
+          const float f = cpu::exp_of(s[i - begin] - top);
+          l += f;
+          for (int k = 0; k < kDim; ++k) o[k] += f * value[k];
+        }
+        m = top;
+        begin = end;
+      }
+      for (int k = 0; k < kDim; ++k) y[static_cast<size_t>(t * kDim + k)] = o[k] / l;
+    }
+    out.scatter(step, b, 0, kDim, y);
+  };
+  return p;
+}
+
+TEST(Mutants, orders_that_depend_on_the_chunk_are_caught) {
+  const auto ops = make(OpSet::kExact, nullptr, CpuPath::kAvx2);
+  const std::vector<int> lengths = {200, 70};
+  Inputs in(lengths);
+  for (const Mutant mutant : {Mutant::kNone, Mutant::kBlocksBeginAtTheChunk, Mutant::kNewKeysFirst, Mutant::kReadsBehindTheQuery}) {
+    const Pipeline p = mutant_pipeline(mutant);
+    const Outputs a = run(p, *ops, whole_schedule(lengths), in), b = run(p, *ops, random_schedule(lengths, 3, 40), in);
+    bool same = true;
+    for (const auto& [key, v] : a.all()) same = same && std::memcmp(v.data(), b.all().at(key).data(), v.size() * 4) == 0;
+    EXPECT_EQ(same, mutant == Mutant::kNone) << "mutant " << static_cast<int>(mutant);
+  }
+}
+
+// The reference pools what 2.7 says, across block borders and chunks.
 TEST(ReferenceOps, compress_pools_both_halves) {
   const auto ops = make(OpSet::kReference, nullptr);
   constexpr int kDim = 3, kLength = 150;

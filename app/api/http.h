@@ -40,7 +40,6 @@ struct HttpResponse {
 struct HttpHandler {
   std::function<bool(const HttpRequest&, HttpResponse&)> begin;  // true: answered
   std::function<void(HttpRequest&, HttpResponse&)> handle;
-  std::function<bool(const std::string& address)> allow;  // peers that may speak at all
 };
 
 /// A header value that cannot split a response: printable ASCII only.

@@ -158,6 +158,25 @@ Result<TlsFiles> ensure_internal_ca(Env* env, const std::string& dir, const std:
   return files;
 }
 
+Status check_tls_pair(Env* env, const std::string& cert_path, const std::string& key_path) {
+  CARREL_ASSIGN(const std::string cert_text, read_file(env, cert_path, 1 << 20));
+  CARREL_ASSIGN(const std::string key_text, read_file(env, key_path, 1 << 20));
+  if (cert_text.find("PRIVATE KEY") != std::string::npos && cert_text.find("BEGIN CERTIFICATE") == std::string::npos)
+    return fail(Code::kInvalidArgument, "looks like a private key; server.tls.cert and server.tls.key are swapped", cert_path);
+  if (key_text.find("BEGIN CERTIFICATE") != std::string::npos && key_text.find("PRIVATE KEY") == std::string::npos)
+    return fail(Code::kInvalidArgument, "looks like a certificate; server.tls.cert and server.tls.key are swapped", key_path);
+  Memory cert_bio(BIO_new_mem_buf(cert_text.data(), static_cast<int>(cert_text.size())));
+  Memory key_bio(BIO_new_mem_buf(key_text.data(), static_cast<int>(key_text.size())));
+  const Cert cert(PEM_read_bio_X509(cert_bio.get(), nullptr, nullptr, nullptr));
+  if (!cert) return fail(Code::kInvalidArgument, "is not a PEM certificate", cert_path);
+  const auto no_passphrase = [](char*, int, int, void*) { return 0; };
+  const Key key(PEM_read_bio_PrivateKey(key_bio.get(), nullptr, no_passphrase, nullptr));
+  if (!key) return fail(Code::kInvalidArgument, "is not a PEM private key without passphrase", key_path);
+  if (X509_check_private_key(cert.get(), key.get()) != 1) return fail(Code::kInvalidArgument, "does not belong to the certificate " + cert_path, key_path);
+  if (seconds_left(env, cert.get()) <= 0) return fail(Code::kInvalidArgument, "has expired; renew it or use server.tls.mode: internal-ca", cert_path);
+  return {};
+}
+
 std::vector<std::string> local_names() {
   std::vector<std::string> names{"localhost", "127.0.0.1", "::1"};
   char host[256] = {};

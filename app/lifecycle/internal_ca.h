@@ -21,6 +21,9 @@ struct TlsFiles {
 /// Makes what is missing, renews what is due or does not cover all of `names`. Existing valid files are left alone.
 Result<TlsFiles> ensure_internal_ca(Env* env, const std::string& dir, const std::vector<std::string>& names);
 
+/// A pair that the administrator gave: both readable, not swapped, belonging together, not expired. The error says which of these it is.
+Status check_tls_pair(Env* env, const std::string& cert_path, const std::string& key_path);
+
 /// localhost, the host's name, loopback and every address of every interface.
 std::vector<std::string> local_names();
 

@@ -2,7 +2,9 @@
 // which belong to the step thread.
 #pragma once
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -34,6 +36,12 @@ struct ModelLocation {
   std::map<std::string, std::span<const std::byte>> files;
 };
 
+/// What generation_config.json asks for; do_sample: false means temperature 0.
+struct GenerationDefaults {
+  float temperature = 1, top_p = 1;
+  int top_k = 0;
+};
+
 class Model {
  public:
   static Result<std::unique_ptr<Model>> load(Env* env, const ModelLocation& from, const ModelOptions& options);
@@ -46,9 +54,10 @@ class Model {
   ThreadTeam& team();
   const Tokenizer& tokenizer() const;
   const ChatTemplate* chat_template() const;  // null: the model has none and none was configured
+  const GenerationDefaults& generation_defaults() const;
   const Digest& digest() const;               // weights + tokenizer + template + config: identity of its state
   const std::string& numerics_id() const;
-  std::string_view op_set() const;
+  std::string op_set() const;
   int64_t weight_bytes() const;    // packed, in memory
   int64_t file_bytes() const;      // of the tensors as they came: what a bandwidth bound is stated on
   int64_t created_ms() const;      // load time

@@ -69,7 +69,7 @@ Status check(const SamplingParams& p, int vocab) {
   const auto bad = [](const char* field, const char* range) { return fail(Code::kInvalidArgument, std::string("must be ") + range, field); };
   if (!(p.temperature >= 0 && p.temperature <= 100)) return bad("temperature", "between 0 and 100");
   if (p.top_k < 0) return bad("top_k", "0 (off) or more");
-  if (!(p.top_p > 0 && p.top_p <= 1)) return bad("top_p", "above 0 and at most 1");
+  if (!(p.top_p >= 0 && p.top_p <= 1)) return bad("top_p", "between 0 (the best token only) and 1");
   if (!(p.min_p >= 0 && p.min_p <= 1)) return bad("min_p", "between 0 and 1");
   if (!(p.repetition_penalty > 0 && p.repetition_penalty <= 10)) return bad("repetition_penalty", "above 0 and at most 10");
   if (!(p.presence_penalty >= -2 && p.presence_penalty <= 2)) return bad("presence_penalty", "between -2 and 2");

@@ -94,10 +94,34 @@ TEST(Sampler, LogprobsAreOfTheModel) {
   EXPECT_NEAR(r.top[1].logprob, std::log(0.3f), 1e-6);
 }
 
+TEST(Cases, case_state_f4_f5_edges) {
+  std::vector<float> logits(50);
+  for (size_t i = 0; i < logits.size(); i++) logits[i] = static_cast<float>(i * 7919 % 13);
+  logits[30] = 20;
+  SamplingParams zero_p, all_k, one_min;
+  zero_p.top_p = 0;
+  all_k.top_k = 1'000'000;
+  one_min.min_p = 1;
+  for (int i = 0; i < 200; i++) {
+    EXPECT_EQ(draw(logits, zero_p, i), 30);
+    EXPECT_EQ(draw(logits, one_min, i), 30);
+    EXPECT_LT(draw(logits, all_k, i), 50);
+  }
+  SamplingParams banned;
+  for (int32_t id = 0; id < 50; id++)
+    if (id != 7) banned.logit_bias.emplace_back(id, -100.0f);
+  EXPECT_EQ(draw(logits, banned), 7);
+  for (const uint64_t seed : {uint64_t{0}, static_cast<uint64_t>(-5), uint64_t{1} << 63}) {
+    SamplingParams p;
+    p.seed = seed;
+    for (int i = 0; i < 20; i++) EXPECT_EQ(draw(logits, p, i), draw(logits, p, i));
+  }
+}
+
 TEST(Sampler, RangesAreChecked) {
   SamplingParams p;
   EXPECT_TRUE(check(p, 10));
-  p.top_p = 0;
+  p.top_p = 1.5f;
   EXPECT_EQ(check(p, 10).error().where, "top_p");
   p.top_p = 1;
   p.logit_bias = {{10, 1.0f}};

@@ -3,11 +3,11 @@
 // Allocation and matching are two actions over one table, run as one transaction (`admit`). A hit counts only when every group is restorable
 // at the same block boundary; everything that shortened a match is reported as a veto. Words, checks and invariants: docs/state.md.
 //
-// Threads: all methods are thread-safe (one mutex, `mu_`); Sequence objects are used by one thread at a time (the engine's). Page memory
-// is owned here; kernels borrow it through Sequence for the length of a step. Errors: kExhausted with numbers when space is short.
+// Threads: all methods are thread-safe (one mutex, Impl::mu); a Sequence is used by one thread at a time (the engine's) and ends before its
+// manager. Page memory is owned here; kernels borrow it through Sequence for the length of a step. Errors: kExhausted with numbers when space
+// is short.
 #pragma once
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -16,6 +16,7 @@
 
 #include "base/error.h"
 #include "base/hash.h"
+#include "engine/state/block_key.h"
 #include "engine/state/spec.h"
 
 namespace carrel {
@@ -24,19 +25,24 @@ namespace carrel {
 struct Veto {
   StateKind kind = StateKind::kWindow;
   std::string group;
-  int64_t position = 0;     // the resume point refused
-  std::string residency;    // "evicted", "absent", "in_flight", "layout", "alignment"
+  int64_t position = 0;   // the longest resume point that this group refused
+  std::string residency;  // of the state it lacks: "absent", "evicted", "quarantined"; a failed check: "half_block", "layout", "epoch", "alignment"
 };
 
 struct StateConfig {
   ModelState model;
   Digest model_digest{};     // weights + tokenizer + template + rope + dtypes
   std::string numerics_id;
-  size_t budget_bytes = 0;   // all pages and slots
-  int max_sequences = 256;   // slots
-  bool reuse = true;         // prefix_reuse.enabled
-  bool poison = false;       // fill free pages with NaN (tests)
-  bool audit = false;        // assert the four invariants after every transition (tests, debug)
+  std::string kernel_layout_id;     // page_layout_id of the graph that will read the pages (check 2)
+  size_t budget_bytes = 0;          // all pages and slots
+  int max_sequences = 256;          // live at a time
+  int64_t max_step_tokens = 512;    // the most that one reserve() will ask for: prefill chunk
+  int64_t max_sequence_tokens = 0;  // longest prompt + answer; 0: unknown
+  int64_t max_ghosts = 65536;       // evicted blocks whose keys are remembered
+  bool reuse = true;                // prefix_reuse.enabled
+  bool poison = false;              // fill free pages with NaN (tests)
+  bool audit = false;               // assert the four invariants after every transition (tests, debug)
+  BlockKeyFn key_fn;                // tests: another key function; empty: block_key
 };
 
 struct AdmitRequest {
@@ -46,6 +52,7 @@ struct AdmitRequest {
   int64_t max_new_tokens = 0;        // reserved in the plan: a request that can never fit is refused at once
   bool reuse = true;                 // a request can only narrow it
   bool store = true;                 // false: nothing is published
+  BlockKeys* keys = nullptr;         // caller's, kept beside tokens and namespace: a request that is admitted again is not hashed again
 };
 
 struct Match {
@@ -65,18 +72,20 @@ class Sequence {
 
   const Match& match() const;
   int64_t n_past() const;  // tokens in the state
-  /// Takes pages for the next n tokens. kExhausted: no space now (nothing was taken). Idempotent.
+  /// Takes pages for the next n tokens (at most max_step_tokens). kExhausted: no space now (nothing was taken). Idempotent.
   Status reserve(int64_t n_tokens);
-  /// For SeqStep::pages: [group][block], valid until the next reserve/advance.
+  /// For SeqStep::pages: [group][block], valid until the next reserve/advance. Null: the sequence holds no such page and no op may want it.
   std::span<std::byte* const* const> pages() const;
-  std::byte* slot() const;
-  /// The step has written these tokens: seals blocks that are now full, digests them, publishes them (unless store is off), drops window
-  /// pages left behind. Recomputed published blocks are compared by digest and the published record adopted.
+  std::byte* slot() const;  // null for models without rings
+  /// The step has written these tokens, for which reserve succeeded: seals blocks that are now full, digests them, publishes them (unless store
+  /// is off), drops register pages left behind. Recomputed published blocks are compared by digest and the published record adopted.
+  /// kInvalidArgument: tokens differ from the prompt, or were not reserved; nothing has changed then.
   Status advance(std::span<const int32_t> tokens);
+
+  struct Impl;  // manager_impl.h
 
  private:
   friend class StateManager;
-  struct Impl;
   explicit Sequence(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };
@@ -87,49 +96,71 @@ struct Admission {
 };
 
 struct StateStats {
-  size_t budget_bytes = 0, used_bytes = 0, free_bytes = 0;
+  size_t budget_bytes = 0, used_bytes = 0, free_bytes = 0;  // used: pages and slots in use, evictable ones included
+  size_t slot_bytes = 0;                                    // of all live sequences
   struct Group {
     std::string name;
-    StateKind kind;
+    StateKind kind = StateKind::kCompressedKv;
     size_t page_bytes = 0;
-    int64_t n_resident = 0, n_leased = 0;
+    int64_t n_pages = 0;     // in use: published and private
+    int64_t n_resident = 0;  // published records
+    int64_t n_leased = 0;    // of these (and of records that left the index), under lease
   };
   std::vector<Group> groups;
   int64_t n_blocks = 0, n_ghosts = 0, n_sequences = 0;
-  uint64_t admitted = 0, waited = 0, refused = 0;
-  uint64_t nominal_tokens = 0, effective_tokens = 0, prompt_tokens = 0;
-  uint64_t published = 0, adopted = 0, evicted = 0, digest_mismatches = 0;
-  uint64_t vetoes[std::size(kStateKinds)] = {};
-  uint64_t check_failures[4] = {};  // whole blocks, layout, intersection, alignment
-  bool inert_alarm = false;         // 100 eligible requests with nominal > 0 and effective = 0
+  uint32_t epoch = 0;
+  uint64_t admitted = 0, waited = 0, refused = 0;  // refused: never fits or not now; waited: answers "wait", one request may get many
+  uint64_t rolled_back = 0;                        // admissions whose pins were given back because an allocation failed
+  uint64_t prompt_tokens = 0, nominal_tokens = 0, effective_tokens = 0;
+  uint64_t ghost_tokens = 0;  // would have matched, had they not been evicted
+  uint64_t published = 0, adopted = 0, filled = 0, evicted = 0, purged = 0;  // records; filled: published into a block that had lost them
+  uint64_t compared = 0, digest_mismatches = 0, quarantined = 0, key_collisions = 0;
+  uint64_t vetoes[std::size(kStateKinds)] = {};  // requests whose match this kind shortened
+  uint64_t check_failures[4] = {};               // whole blocks, layout, intersection (epoch), alignment
+  bool inert_alarm = false;  // 100 eligible requests in a row with nominal > 0 and effective = 0; ends with the next hit
 };
+
+/// What a drill or a test does to one published record.
+enum class Damage { kEvict, kHalfBlock, kLayout, kEpoch, kMisalign, kFlipBit };
 
 class StateManager {
  public:
+  /// kInvalidArgument: layouts that differ or are impossible, a budget that holds no sequence at all.
   static Result<std::unique_ptr<StateManager>> create(StateConfig config);
   ~StateManager();
 
   /// One transaction: match, pin, allocate the first pages, commit; any failure rolls back everything.
   /// kInvalidArgument: can never fit (with the numbers); kExhausted: not now.
+  /// An empty Admission: wait and call again, at the latest after the next step.
   Result<Admission> admit(const AdmitRequest& request);
   /// Matching alone, nothing taken (explain).
   Match explain(const AdmitRequest& request) const;
 
-  /// Drops every record of a namespace that no live sequence leases; leased ones are unpublished at once and freed on release.
+  /// Forgets every block of a namespace; records that a live sequence leases are unpublished at once and freed on release, and its live
+  /// sequences publish nothing more. Returns the number of records.
   int64_t purge(const std::string& namespace_id);
-  /// A changed layout or model: raises the epoch; older records become invisible.
+  /// A changed layout or model: raises the epoch; older records are gone, sequences of the older epoch publish nothing more.
   void bump_epoch();
+  /// Computes the digest of every published record again; one that differs is quarantined. Returns how many. Holds the lock throughout.
+  int64_t verify();
   StateStats stats() const;
   /// Asserts I1-I4 over the whole table; the text of the first breach, or empty.
   std::string check_invariants() const;
+  /// What makes hits impossible or rare with this model and configuration; also logged by create.
+  const std::vector<std::string>& warnings() const;
 
-  // For tests and drills: damages or evicts one record.
-  Status evict_for_test(const AdmitRequest& prefix, int64_t block, const std::string& group);
+  // For tests and drills: damages or evicts one published record of the prefix. kNotFound; kUnavailable: leased.
+  Status damage_for_test(const AdmitRequest& prefix, int64_t block, const std::string& group, Damage damage);
+  Status evict_for_test(const AdmitRequest& prefix, int64_t block, const std::string& group) {
+    return damage_for_test(prefix, block, group, Damage::kEvict);
+  }
+  /// Evicts what is worth least. False: everything is leased or nothing is there.
+  bool evict_one_for_test();
   const StateConfig& config() const;
 
+  struct Impl;  // manager_impl.h
+
  private:
-  friend class Sequence;
-  struct Impl;
   explicit StateManager(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };

@@ -15,6 +15,7 @@ namespace {
 
 constexpr int kChunkTokens = 192;        // tokens that share one widening of a row block
 constexpr int kChunkGroups = 16;         // groups widened at a time: 11 KiB, in L1 beside a tile of activations
+constexpr int kMostDirect = 8;           // largest int_direct of any path
 constexpr int64_t kSmallWork = 1 << 16;  // multiply-adds below which waking the team costs more than it saves
 
 const LinearKernels& kernels_of(Path path) {
@@ -52,7 +53,9 @@ struct Call {
     for (int t = 0; t < n; t++) {
       float* out = y + (first_token + t) * y_stride + first_row;
       const float* a = acc + t * acc_stride;
-      if (bias == nullptr) {
+      if (bias == nullptr && valid == kRowBlock) {
+        std::memcpy(out, a, kRowBlock * sizeof(float));  // a constant size: no call
+      } else if (bias == nullptr) {
         std::memcpy(out, a, static_cast<size_t>(valid) * sizeof(float));
       } else {
         for (int64_t r = 0; r < valid; r++) out[r] = a[r] + bias[first_row + r];
@@ -81,16 +84,16 @@ class IntegerProduct {
     split(c_.team, c_.w.n_cols * c_.n_tokens * 4, tiles_.n, 1, [&](int64_t b, int64_t e) {
       for (int64_t i = b; i < e; i++) quantize_tile(i);
     });
-    if (tiles_.begin(1) == 1) {  // tiles of one token: a lone token, or a path without tiles
+    if (c_.k.widen == nullptr || c_.n_tokens <= c_.k.int_direct) {
       split(c_.team, c_.work(), c_.n_row_blocks(), 1, [&](int64_t b, int64_t e) {
-        for (int64_t rb = b; rb < e; rb++) single_tokens(rb);
+        for (int64_t rb = b; rb < e; rb++) direct(rb);
       });
       return;
     }
-    const int64_t chunk = std::max(1, kChunkTokens / c_.k.int_tile);
-    const int64_t n_chunks = (tiles_.n + chunk - 1) / chunk;
-    split(c_.team, c_.work(), c_.n_row_blocks() * n_chunks, 1, [&](int64_t b, int64_t e) {
-      for (int64_t u = b; u < e; u++) tiles(u / n_chunks, u % n_chunks * chunk, std::min<int64_t>(tiles_.n, (u % n_chunks + 1) * chunk));
+    // All row blocks for one chunk of tokens, then the next chunk: its activations and output pages stay near.
+    const int64_t chunk = kChunkTokens / c_.k.int_tile, n_rb = c_.n_row_blocks();
+    split(c_.team, c_.work(), n_rb * ((tiles_.n + chunk - 1) / chunk), 1, [&](int64_t b, int64_t e) {
+      for (int64_t u = b; u < e; u++) tiles(u % n_rb, u / n_rb * chunk, std::min<int64_t>(tiles_.n, (u / n_rb + 1) * chunk));
     });
   }
 
@@ -103,16 +106,15 @@ class IntegerProduct {
     const int first = tiles_.begin(i), t = tiles_.begin(i + 1) - first;
     const int offset = c_.w.form == Form::kI8 ? c_.k.int_offset_i8 : layout_.offset;
     for (int slot = 0; slot < t; slot++)
-      for (int64_t g = 0; g < n_groups_; g++)
-        c_.k.quantize(c_.x + (first + slot) * c_.x_stride + 32 * g, offset, layout_.n_sub_scales == 2, t, tile_words(i) + g * kXWords * t,
-                      slot);
+      c_.k.quantize(c_.x + (first + slot) * c_.x_stride, n_groups_, offset, layout_.n_sub_scales == 2, t, tile_words(i), slot);
   }
 
-  void single_tokens(int64_t rb) const {
-    float acc[kRowBlock];
-    for (int t = 0; t < c_.n_tokens; t++) {
-      c_.k.row_block(c_.w.form, row_block(rb), n_blocks(), tile_words(t), acc);
-      c_.emit(acc, kRowBlock, t, 1, rb * kRowBlock);
+  void direct(int64_t rb) const {
+    float acc[kMostDirect * kRowBlock];
+    for (int i = 0; i < tiles_.n; i++) {
+      const int first = tiles_.begin(i), t = tiles_.begin(i + 1) - first;
+      c_.k.row_block(c_.w.form, row_block(rb), n_blocks(), tile_words(i), t, acc);
+      c_.emit(acc, kRowBlock, first, t, rb * kRowBlock);
     }
   }
 
@@ -151,9 +153,9 @@ void plain_product(const Call& c) {
   split(c.team, c.work(), n_groups * n_chunks, 1, [&](int64_t b, int64_t e) {
     float acc[kMostAccs];
     for (int64_t u = b; u < e; u++) {
-      const int64_t rb = u / n_chunks * group;
+      const int64_t rb = u % n_groups * group, chunk_begin = u / n_groups * chunk;
       const int n = static_cast<int>(std::min<int64_t>(group, c.n_row_blocks() - rb));
-      for (int64_t i = u % n_chunks * chunk; i < std::min<int64_t>(tiles.n, (u % n_chunks + 1) * chunk); i++) {
+      for (int64_t i = chunk_begin; i < std::min<int64_t>(tiles.n, chunk_begin + chunk); i++) {
         const int first = tiles.begin(i), t = tiles.begin(i + 1) - first;
         c.k.plain(c.w.form, c.w.data + rb * block_bytes, c.w.n_cols, n, c.x + first * c.x_stride, c.x_stride, t, acc);
         c.emit(acc, n * kRowBlock, first, t, rb * kRowBlock);
@@ -163,19 +165,6 @@ void plain_product(const Call& c) {
 }
 
 }  // namespace
-
-GroupScale group_scale(float top) {
-  if (!std::isfinite(top)) return {NAN, 0};
-  if (top < 1e-30f) return {0, 0};
-  return {top / 127.0f, 127.0f / top};
-}
-
-void put_group_tail(float scale, int low, int high, int offset, bool halves, int t, int32_t* group, int slot) {
-  group[8 * t + slot] = std::bit_cast<int32_t>(scale);
-  group[9 * t + slot] = -offset * (halves ? low : low + high);
-  group[10 * t + slot] = -offset * high;
-  group[11 * t + slot] = std::bit_cast<int32_t>(scale * static_cast<float>(low + high));
-}
 
 bool path_available(Path path) {
   if (path != Path::kAvx512) return true;  // AVX2 and FMA are the baseline of the binary

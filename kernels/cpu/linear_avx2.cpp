@@ -11,7 +11,7 @@ namespace {
 struct Avx2 {
   using I = __m256i;
   using F = __m256;
-  static constexpr int kLanes = 8, kTile = 6, kPlainTile = 6, kPlainAccs = 12, kI8Offset = 0;
+  static constexpr int kLanes = 8, kTile = 6, kDirect = 3, kPlainTile = 6, kPlainAccs = 12, kI8Offset = 0;
   static constexpr bool kAnyBits = false;
 
   static I load(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const I*>(p)); }
@@ -83,9 +83,7 @@ int sum_of(__m128i bytes) {  // 16 int8
   return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 0xB1)));
 }
 
-}  // namespace
-
-void quantize_avx2(const float* x, int offset, bool halves, int t, int32_t* group, int slot) {
+void quantize_group(const float* x, int offset, bool halves, int t, int32_t* group, int slot) {
   const __m256i abs_mask = _mm256_set1_epi32(0x7FFFFFFF);
   __m256 v[4];
   __m256i top = _mm256_setzero_si256();  // bits of |x| compare like the values, and put NaN on top
@@ -109,9 +107,15 @@ void quantize_avx2(const float* x, int offset, bool halves, int t, int32_t* grou
   put_group_tail(s.scale, low, high, offset, halves, t, group, slot);
 }
 
+}  // namespace
+
+void quantize_avx2(const float* x, int64_t n_groups, int offset, bool halves, int t, int32_t* words, int slot) {
+  for (int64_t g = 0; g < n_groups; g++, x += 32, words += kXWords * t) quantize_group(x, offset, halves, t, words, slot);
+}
+
 const LinearKernels& avx2_kernels() {
-  static constexpr LinearKernels kKernels = {Avx2::kTile,    Avx2::kI8Offset,  quantize_avx2,          any_row_block<Avx2>, any_widen<Avx2>,
-                                             any_tile<Avx2>, Avx2::kPlainTile, plain_row_blocks<Avx2>, any_plain<Avx2>};
+  static constexpr LinearKernels kKernels = {Avx2::kTile,     Avx2::kDirect,  Avx2::kI8Offset,  quantize_avx2,          any_row_block<Avx2>,
+                                             any_widen<Avx2>, any_tile<Avx2>, Avx2::kPlainTile, plain_row_blocks<Avx2>, any_plain<Avx2>};
   return kKernels;
 }
 

@@ -14,7 +14,7 @@ namespace {
 struct Avx512 {
   using I = __m512i;
   using F = __m512;
-  static constexpr int kLanes = 16, kTile = 12, kPlainTile = 12, kPlainAccs = 24, kI8Offset = 128;
+  static constexpr int kLanes = 16, kTile = 12, kDirect = 8, kPlainTile = 12, kPlainAccs = 24, kI8Offset = 128;
   static constexpr bool kAnyBits = true;
 
   static I load(const uint8_t* p) { return _mm512_loadu_si512(p); }
@@ -61,9 +61,9 @@ struct Avx512 {
 }  // namespace
 
 const LinearKernels& avx512_kernels() {
-  static constexpr LinearKernels kKernels = {Avx512::kTile,         Avx512::kI8Offset,        quantize_avx2,
-                                             any_row_block<Avx512>, any_widen<Avx512>,        any_tile<Avx512>,
-                                             Avx512::kPlainTile,    plain_row_blocks<Avx512>, any_plain<Avx512>};
+  static constexpr LinearKernels kKernels = {
+      Avx512::kTile,    Avx512::kDirect,    Avx512::kI8Offset,        quantize_avx2,    any_row_block<Avx512>, any_widen<Avx512>,
+      any_tile<Avx512>, Avx512::kPlainTile, plain_row_blocks<Avx512>, any_plain<Avx512>};
   return kKernels;
 }
 

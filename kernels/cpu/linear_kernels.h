@@ -2,6 +2,7 @@
 // All functions compute whole row blocks of 16 and leave accumulators, not outputs. Threads: pure functions on caller's buffers.
 #pragma once
 #include <bit>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 
@@ -25,11 +26,12 @@ struct alignas(64) WideGroup {
 /// Columns [0, n_groups * 32) of one row block and `n_blocks` packed blocks of it.
 struct LinearKernels {
   int int_tile = 1;       // most tokens of an integer tile
+  int int_direct = 1;     // most tokens of row_block
   int int_offset_i8 = 0;  // offset of kI8 codes as this path reads them
-  /// Quantizes one group of 32 of token `slot` of a tile of t tokens.
-  void (*quantize)(const float* x, int offset, bool halves, int t, int32_t* group, int slot);
-  /// One token, straight from the packed blob: acc[16].
-  void (*row_block)(Form form, const std::byte* blocks, int64_t n_blocks, const int32_t* x, float* acc);
+  /// Quantizes x[n_groups * 32], token `slot` of a tile of t tokens.
+  void (*quantize)(const float* x, int64_t n_groups, int offset, bool halves, int t, int32_t* words, int slot);
+  /// A tile of t <= int_direct tokens, straight from the packed blob: acc[t][16].
+  void (*row_block)(Form form, const std::byte* blocks, int64_t n_blocks, const int32_t* x, int t, float* acc);
   /// Packed blocks to wide groups.
   void (*widen)(Form form, const std::byte* blocks, int64_t n_blocks, WideGroup* out);
   /// Adds n_groups to acc[t][16] of a tile of t tokens.
@@ -44,10 +46,19 @@ struct LinearKernels {
 struct GroupScale {
   float scale, inverse;
 };
-GroupScale group_scale(float top);
+inline GroupScale group_scale(float top) {
+  if (!(top < INFINITY)) return {NAN, 0};
+  if (top < 1e-30f) return {0, 0};
+  return {top / 127.0f, 127.0f / top};
+}
 /// Writes what follows the codes of a group: low, high: sums of the codes of its halves.
-void put_group_tail(float scale, int low, int high, int offset, bool halves, int t, int32_t* group, int slot);
-void quantize_avx2(const float* x, int offset, bool halves, int t, int32_t* group, int slot);
+inline void put_group_tail(float scale, int low, int high, int offset, bool halves, int t, int32_t* group, int slot) {
+  group[8 * t + slot] = std::bit_cast<int32_t>(scale);
+  group[9 * t + slot] = -offset * (halves ? low : low + high);
+  group[10 * t + slot] = -offset * high;
+  group[11 * t + slot] = std::bit_cast<int32_t>(scale * static_cast<float>(low + high));
+}
+void quantize_avx2(const float* x, int64_t n_groups, int offset, bool halves, int t, int32_t* words, int slot);
 
 const LinearKernels& scalar_kernels();
 const LinearKernels& avx2_kernels();

@@ -7,7 +7,7 @@
 namespace carrel::cpu {
 namespace {
 
-void quantize(const float* x, int offset, bool halves, int t, int32_t* group, int slot) {
+void quantize_group(const float* x, int offset, bool halves, int t, int32_t* group, int slot) {
   float top = 0;
   bool finite = true;
   for (int i = 0; i < 32; i++) {
@@ -23,6 +23,10 @@ void quantize(const float* x, int offset, bool halves, int t, int32_t* group, in
   }
   for (int c = 0; c < 8; c++) std::memcpy(&group[c * t + slot], q + 4 * c, 4);
   put_group_tail(s.scale, sums[0], sums[1], offset, halves, t, group, slot);
+}
+
+void quantize(const float* x, int64_t n_groups, int offset, bool halves, int t, int32_t* words, int slot) {
+  for (int64_t g = 0; g < n_groups; g++) quantize_group(x + 32 * g, offset, halves, t, words + g * kXWords * t, slot);
 }
 
 /// One group of one row, one token; q: its 32 codes.
@@ -50,7 +54,7 @@ float add_group(Form form, const BlockCodes& c, int g, const int32_t* x, float a
   return std::fma(l.has_sub_min ? -(m * static_cast<float>(c.sub_min[g])) : m, x_sum, acc);
 }
 
-void row_block(Form form, const std::byte* blocks, int64_t n_blocks, const int32_t* x, float* acc) {
+void row_block(Form form, const std::byte* blocks, int64_t n_blocks, const int32_t* x, int /*t*/, float* acc) {
   const FormLayout l = layout_of(form);
   for (int row = 0; row < kRowBlock; row++) {
     acc[row] = 0;
@@ -81,7 +85,7 @@ void plain(Form form, const std::byte* w, int64_t n_cols, int n_row_blocks, cons
 }  // namespace
 
 const LinearKernels& scalar_kernels() {
-  static constexpr LinearKernels kKernels = {1, 0, quantize, row_block, nullptr, nullptr, 4, one_row_block, plain};
+  static constexpr LinearKernels kKernels = {1, 1, 0, quantize, row_block, nullptr, nullptr, 4, one_row_block, plain};
   return kKernels;
 }
 

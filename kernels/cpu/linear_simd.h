@@ -1,7 +1,8 @@
 // The loops of linear_avx2.cpp and linear_avx512.cpp, written once over a vector type V of 8 or 16 lanes. Lanes are output rows; V lives in
 // an anonymous namespace of its file, so that nothing here is shared between files built with different flags. Pure functions.
 //
-// V provides: I, F (integer, float vectors), kLanes, kTile, kPlainTile, kI8Offset, load/store, f16/bf16/u8/i8 widening, mul, fma, and
+// V provides: I, F (integer, float vectors), kLanes, kTile, kDirect, kPlainTile, kI8Offset, load/store, f16/bf16/u8/i8 widening, mul, fma,
+// and
 //   chunk_dot<T, kBits>(acc, w, x): see the files.
 #pragma once
 #include <cstdint>
@@ -88,28 +89,36 @@ CARREL_INLINE inline void add_group(const int32_t* x, const Scales<V>& s, W w, t
   }
 }
 
-/// Decode: one token, the packed bytes streamed once, both halves of the block where V has 8 lanes.
-template <class V, Form kForm>
+/// Asks for what will be read some groups later: hides memory latency across the 4 KiB borders where hardware prefetch stops.
+template <class V>
+CARREL_INLINE inline void prefetch_group(const FormLayout& l, const uint8_t* group, int g) {
+  constexpr int kAhead = 3072;
+  for (int at = 0; at < l.group_bytes() + (g == 0 ? l.head_bytes() : 0); at += 64) V::prefetch(group + kAhead + at);
+}
+
+/// Decode: T tokens, the packed bytes streamed once, both halves of the block where V has 8 lanes.
+template <class V, Form kForm, int T>
 void row_block(const std::byte* blocks, int64_t n_blocks, const int32_t* x, float* out) {
   constexpr FormLayout l = layout_of(kForm);
   constexpr int kParts = kRowBlock / V::kLanes;
-  constexpr int kAhead = 2048;  // bytes; hides memory latency across the 4 KiB borders where hardware prefetch stops
-  typename V::F acc[kParts][1];
-  for (auto& a : acc) a[0] = V::zero();
+  typename V::F acc[kParts][T];
+  unroll<kParts>([&](auto part) CARREL_INLINE { unroll<T>([&](auto t) CARREL_INLINE { acc[part][t] = V::zero(); }); });
   const uint8_t* p = reinterpret_cast<const uint8_t*>(blocks);
   for (int64_t b = 0; b < n_blocks; b++) {
     const uint8_t* head = p;
     p += l.head_bytes();
-    for (int g = 0; g < l.n_groups(); g++, p += l.group_bytes(), x += kXWords) {
-      for (int at = 0; at < l.group_bytes() + (g == 0 ? l.head_bytes() : 0); at += 64) V::prefetch(p + kAhead + at);
-      for (int part = 0; part < kParts; part++) {
-        const int lane = part * V::kLanes;
+    for (int g = 0; g < l.n_groups(); g++, p += l.group_bytes(), x += kXWords * T) {
+      prefetch_group<V>(l, p, g);
+      unroll<kParts>([&](auto part) CARREL_INLINE {
+        constexpr int lane = part * V::kLanes;
         const Scales<V> s = scales<V, kForm>(head, p, lane);
-        add_group<V, 1, variant_of<V>(kForm)>(x, s, [&](auto c) CARREL_INLINE { return chunk<V, kForm, c>(p, lane); }, acc[part]);
-      }
+        add_group<V, T, variant_of<V>(kForm)>(x, s, [&](auto c) CARREL_INLINE { return chunk<V, kForm, c>(p, lane); }, acc[part]);
+      });
     }
   }
-  for (int part = 0; part < kParts; part++) V::store_f32(out + part * V::kLanes, acc[part][0]);
+  unroll<kParts>([&](auto part) CARREL_INLINE {
+    unroll<T>([&](auto t) CARREL_INLINE { V::store_f32(out + t * kRowBlock + part * V::kLanes, acc[part][t]); });
+  });
 }
 
 template <class V, Form kForm>
@@ -120,6 +129,7 @@ void widen(const std::byte* blocks, int64_t n_blocks, WideGroup* out) {
     const uint8_t* head = p;
     p += l.head_bytes();
     for (int g = 0; g < l.n_groups(); g++, p += l.group_bytes(), out++) {
+      prefetch_group<V>(l, p, g);
       for (int lane = 0; lane < kRowBlock; lane += V::kLanes) {
         unroll<8>([&](auto c) CARREL_INLINE { V::store(out->q + 64 * c + 4 * lane, chunk<V, kForm, c>(p, lane)); });
         const Scales<V> s = scales<V, kForm>(head, p, lane);
@@ -204,8 +214,12 @@ CARREL_INLINE inline void with_form(Form form, Fn fn) {
 }
 
 template <class V>
-void any_row_block(Form form, const std::byte* blocks, int64_t n_blocks, const int32_t* x, float* acc) {
-  with_form(form, [&]<Form kForm>() { row_block<V, kForm>(blocks, n_blocks, x, acc); });
+void any_row_block(Form form, const std::byte* blocks, int64_t n_blocks, const int32_t* x, int t, float* acc) {
+  with_form(form, [&]<Form kForm>() {
+    unroll<V::kDirect>([&](auto i) {
+      if (t == i + 1) row_block<V, kForm, i + 1>(blocks, n_blocks, x, acc);
+    });
+  });
 }
 
 template <class V>

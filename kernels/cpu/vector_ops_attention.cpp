@@ -6,7 +6,7 @@ namespace carrel::cpu {
 namespace {
 
 constexpr int64_t kSplit = 1024;    // positions per partial sum
-constexpr int kTileQueries = 96;    // queries (tokens × heads of one kv head) that share a block of keys; a matter of speed alone
+constexpr int kTileQueries = 192;    // queries (tokens × heads of one kv head) that share a block of keys; a matter of speed alone
 
 struct Plain {
   const VectorKernels& k;

@@ -1,0 +1,103 @@
+// The command line: one file per subcommand, each a function over plain arguments. run_cli.cpp alone knows the option parser.
+//
+// Every command returns an exit status: 0 done, 1 refused or failed, 2 wrong usage. With json, standard output holds one JSON document and nothing else;
+// what is meant for people goes to standard error.
+#pragma once
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "base/env.h"
+#include "base/error.h"
+
+namespace carrel {
+
+struct CommonArgs {
+  std::string data_dir;  // --data, else CARREL_DATA, else a folder of the user's
+  std::string config_file;
+  bool json = false;
+};
+
+struct ServeArgs {
+  CommonArgs common;
+  std::string listen;  // HOST:PORT
+  std::string model, log_level;
+};
+int cmd_serve(const ServeArgs& args);
+
+struct RunArgs {
+  CommonArgs common;
+  std::string model, prompt;
+  int64_t max_tokens = 256;
+  bool raw = false;
+};
+int cmd_run(const RunArgs& args);
+
+struct ModelArgs {
+  CommonArgs common;
+  std::string path, name;
+};
+int cmd_model_import(const ModelArgs& args);
+int cmd_model_list(const ModelArgs& args);
+int cmd_model_verify(const ModelArgs& args);
+int cmd_model_remove(const ModelArgs& args);
+
+struct TenantArgs {
+  CommonArgs common;
+  std::string name;
+};
+int cmd_tenant_create(const TenantArgs& args);
+int cmd_tenant_list(const TenantArgs& args);
+int cmd_tenant_remove(const TenantArgs& args);
+
+struct KeyArgs {
+  CommonArgs common;
+  std::string id, tenant, name;
+  std::vector<std::string> scopes, models, nets;
+  int64_t expires_days = 0, overlap_hours = 24;
+};
+int cmd_key_create(const KeyArgs& args);
+int cmd_key_list(const KeyArgs& args);
+int cmd_key_revoke(const KeyArgs& args);
+int cmd_key_rotate(const KeyArgs& args);
+
+struct ConfigArgs {
+  CommonArgs common;
+  std::string file;
+  bool markdown = false;
+};
+int cmd_config_check(const ConfigArgs& args);
+int cmd_config_schema(const ConfigArgs& args);
+
+struct GoldenArgs {
+  CommonArgs common;
+  std::vector<std::string> dirs;
+  std::string ops = "exact";
+  int threads = 0;
+  bool localise = false;
+};
+int cmd_golden(const GoldenArgs& args);
+
+struct BenchArgs {
+  CommonArgs common;
+  std::string what;  // decode, prefill, prefix
+  std::string model, ops;
+  int threads = 0;
+  int64_t tokens = 0;
+};
+int cmd_bench(const BenchArgs& args);
+
+int cmd_routes(const CommonArgs& args);
+int cmd_version(const CommonArgs& args);
+
+int run_cli(int argc, char** argv);
+
+// ---- shared by the commands
+
+/// "carrel: message" on standard error; returns 1 (2 for kInvalidArgument).
+int report(const Error& error);
+/// The environment as Config::load wants it.
+std::map<std::string, std::string> environment();
+
+}  // namespace carrel

@@ -1,0 +1,134 @@
+// Options and subcommands of the binary; nothing is decided here.
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <functional>
+
+#include "app/cli/cli.h"
+
+extern char** environ;
+
+namespace carrel {
+namespace {
+
+std::string default_data_dir() {
+  if (const char* d = std::getenv("CARREL_DATA"); d != nullptr && *d != '\0') return d;
+  if (const char* d = std::getenv("XDG_DATA_HOME"); d != nullptr && *d != '\0') return std::string(d) + "/carrel";
+  if (const char* d = std::getenv("HOME"); d != nullptr && *d != '\0') return std::string(d) + "/.local/share/carrel";
+  return "/var/lib/carrel";
+}
+
+/// Adds a subcommand whose arguments live in `args` and which runs `command`.
+template <class Args>
+CLI::App* add(CLI::App& parent, const char* name, const char* what, Args& args, int (*command)(const Args&), std::function<int()>& chosen) {
+  CLI::App* sub = parent.add_subcommand(name, what);
+  CommonArgs* common;
+  if constexpr (std::is_same_v<Args, CommonArgs>) common = &args;
+  else common = &args.common;
+  common->data_dir = default_data_dir();
+  sub->add_option("--data", common->data_dir, "data folder (default: CARREL_DATA, else a folder of the user's)");
+  sub->add_flag("--json", common->json, "one JSON document on standard output");
+  sub->callback([&args, command, &chosen] { chosen = [&args, command] { return command(args); }; });
+  return sub;
+}
+
+}  // namespace
+
+std::map<std::string, std::string> environment() {
+  std::map<std::string, std::string> out;
+  for (char** e = environ; *e != nullptr; e++) {
+    const std::string line = *e;
+    const size_t equals = line.find('=');
+    if (equals != std::string::npos) out.emplace(line.substr(0, equals), line.substr(equals + 1));
+  }
+  return out;
+}
+
+int report(const Error& error) {
+  std::fprintf(stderr, "carrel: %s\n", error.text().c_str());
+  return error.code == Code::kInvalidArgument ? 2 : 1;
+}
+
+int run_cli(int argc, char** argv) {
+  CLI::App app{"Carrel: a private LLM appliance whose prefix hits give the same bits as computing from scratch.", "carrel"};
+  app.require_subcommand(1);
+  std::function<int()> chosen;
+
+  ServeArgs serve;
+  CLI::App* s = add(app, "serve", "serve a model over HTTPS", serve, cmd_serve, chosen);
+  s->add_option("--config", serve.common.config_file, "configuration file (YAML)");
+  s->add_option("--listen", serve.listen, "HOST:PORT; port 0 lets the system choose");
+  s->add_option("--model", serve.model, "imported name, model folder or .gguf file (default: the embedded demo)");
+  s->add_option("--log-level", serve.log_level, "trace, debug, info, warn, error, off");
+
+  RunArgs run;
+  CLI::App* r = add(app, "run", "answer one prompt and exit", run, cmd_run, chosen);
+  r->add_option("prompt", run.prompt, "the question")->required();
+  r->add_option("--config", run.common.config_file, "configuration file (YAML)");
+  r->add_option("--model", run.model, "imported name, model folder or .gguf file");
+  r->add_option("--max-tokens", run.max_tokens, "longest answer");
+  r->add_flag("--raw", run.raw, "no chat template: continue the text");
+
+  CLI::App* model = app.add_subcommand("model", "import, list, verify and remove models")->require_subcommand(1);
+  ModelArgs import, list, verify, remove;
+  CLI::App* mi = add(*model, "import", "pack a Hugging Face folder or GGUF file into the store", import, cmd_model_import, chosen);
+  mi->add_option("path", import.path, "folder or file")->required();
+  mi->add_option("--name", import.name, "name to serve it under (default: the file's)");
+  add(*model, "list", "imported models", list, cmd_model_list, chosen);
+  add(*model, "verify", "check every tensor's SHA-256", verify, cmd_model_verify, chosen)->add_option("name", verify.name, "imported model")->required();
+  add(*model, "remove", "forget a model and its packed file", remove, cmd_model_remove, chosen)->add_option("name", remove.name, "imported model")->required();
+
+  CLI::App* tenant = app.add_subcommand("tenant", "create, list and remove tenants")->require_subcommand(1);
+  TenantArgs tenant_create, tenant_list, tenant_remove;
+  add(*tenant, "create", "a tenant with a cache namespace of its own", tenant_create, cmd_tenant_create, chosen)->add_option("name", tenant_create.name)->required();
+  add(*tenant, "list", "tenants and their keys", tenant_list, cmd_tenant_list, chosen);
+  add(*tenant, "remove", "revoke its keys, destroy its namespace secret", tenant_remove, cmd_tenant_remove, chosen)->add_option("name", tenant_remove.name)->required();
+
+  CLI::App* key = app.add_subcommand("key", "create, list, revoke and rotate API keys")->require_subcommand(1);
+  KeyArgs key_create, key_list, key_revoke, key_rotate;
+  CLI::App* kc = add(*key, "create", "a key, shown once", key_create, cmd_key_create, chosen);
+  kc->add_option("--tenant", key_create.tenant, "tenant (default: default)");
+  kc->add_option("--name", key_create.name, "for people");
+  kc->add_option("--scope", key_create.scopes, "inference, metrics:read (default: inference)");
+  kc->add_option("--model", key_create.models, "models it may use (default: all)");
+  kc->add_option("--net", key_create.nets, "networks it may come from (default: all)");
+  kc->add_option("--expires-days", key_create.expires_days, "days until it ends (default: never)")->check(CLI::Range(1, 36500));
+  add(*key, "list", "keys without their secrets", key_list, cmd_key_list, chosen)->add_option("--tenant", key_list.tenant, "of one tenant");
+  add(*key, "revoke", "end a key at once, running streams included", key_revoke, cmd_key_revoke, chosen)->add_option("id", key_revoke.id)->required();
+  CLI::App* kr = add(*key, "rotate", "a new key with the same rights", key_rotate, cmd_key_rotate, chosen);
+  kr->add_option("id", key_rotate.id)->required();
+  kr->add_option("--overlap-hours", key_rotate.overlap_hours, "how long the old key stays valid (default 24)")->check(CLI::Range(0, 24 * 365));
+
+  CLI::App* config = app.add_subcommand("config", "check a configuration, show the settings")->require_subcommand(1);
+  ConfigArgs check, schema;
+  add(*config, "check", "check a file and print its canonical form", check, cmd_config_check, chosen)->add_option("file", check.file)->required();
+  add(*config, "schema", "every setting: type, range, default, consequence", schema, cmd_config_schema, chosen)->add_flag("--markdown", schema.markdown, "as docs/configuration.md");
+
+  GoldenArgs golden;
+  CLI::App* g = add(app, "golden", "check the engine against reference vectors", golden, cmd_golden, chosen);
+  g->add_option("dirs", golden.dirs, "folders of vectors")->required();
+  g->add_option("--ops", golden.ops, "reference, exact, fast")->check(CLI::IsMember({"reference", "exact", "fast"}));
+  g->add_option("--threads", golden.threads);
+  g->add_flag("--localise", golden.localise, "name the first tensor that is off");
+
+  BenchArgs bench;
+  CLI::App* b = add(app, "bench", "measure decode, prefill or prefix reuse beside its bound", bench, cmd_bench, chosen);
+  b->add_option("what", bench.what, "decode, prefill, prefix")->required()->check(CLI::IsMember({"decode", "prefill", "prefix"}));
+  b->add_option("--model", bench.model, "imported name, model folder or .gguf file");
+  b->add_option("--ops", bench.ops, "reference, exact, fast")->check(CLI::IsMember({"reference", "exact", "fast"}));
+  b->add_option("--threads", bench.threads);
+  b->add_option("--tokens", bench.tokens, "prompt tokens (prefill, prefix) or answer tokens (decode)");
+
+  CommonArgs routes, version;
+  add(app, "routes", "the route table of the API", routes, cmd_routes, chosen);
+  add(app, "version", "version and what is inside", version, cmd_version, chosen);
+
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& e) {
+    const int code = app.exit(e);
+    return code == 0 ? 0 : 2;
+  }
+  return chosen();
+}
+
+}  // namespace carrel

@@ -1,0 +1,83 @@
+#include "app/lifecycle/engine_room.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "app/cli/cli.h"
+#include "base/log.h"
+
+namespace carrel {
+namespace {
+
+uint64_t machine_memory_bytes() { return static_cast<uint64_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<uint64_t>(::sysconf(_SC_PAGE_SIZE)); }
+
+void log_states(const ModelState& state) {
+  spdlog::info("states: block {} tokens, {} groups, {} bytes of open tails per sequence", state.block_size, state.groups.size(), state.slot_bytes);
+  for (const StateSpec& g : state.groups)
+    spdlog::info("state {} kind={} layers={} ratio={} row_elements={} dtype={} window={} page_bytes={}", g.name, to_string(g.kind), g.n_layers, g.ratio, g.row_elems, to_string(g.dtype),
+                 g.window, page_bytes(g, state.block_size));
+}
+
+Status check_policy(const Config& config, const Graph& graph) {
+  if (config.text("model.attention_policy") == "hybrid" && graph.state.groups.size() < 2)
+    return fail(Code::kInvalidArgument, "model.attention_policy is hybrid, but this model has one kind of attention only; use auto", "model.attention_policy");
+  if (!config.is_auto("cache.block_size") && config.integer("cache.block_size") != graph.state.block_size)
+    return fail(Code::kUnsupported, "cache.block_size is " + std::to_string(config.integer("cache.block_size")) + ", this model's states need " + std::to_string(graph.state.block_size) + "; use auto",
+                "cache.block_size");
+  return {};
+}
+
+StateConfig state_config(const Config& config, const Model& model) {
+  StateConfig c;
+  c.model = model.graph().state;
+  c.model_digest = model.digest();
+  c.numerics_id = model.numerics_id();
+  c.budget_bytes = config.is_auto("cache.max_size_gb") ? machine_memory_bytes() / 4 : static_cast<size_t>(config.number("cache.max_size_gb") * 1e9);
+  c.max_sequences = static_cast<int>(config.integer("scheduler.max_num_seqs"));
+  c.reuse = config.flag("cache.prefix_reuse.enabled");
+  return c;
+}
+
+EngineConfig engine_config(const Config& config) {
+  EngineConfig e;
+  e.max_batch_size = static_cast<int>(config.integer("scheduler.max_batch_size"));
+  e.max_num_seqs = static_cast<int>(std::min(config.integer("scheduler.max_num_seqs"), config.integer("server.max_concurrent_requests")));
+  if (!config.is_auto("scheduler.prefill_chunk")) e.prefill_chunk = static_cast<int>(config.integer("scheduler.prefill_chunk"));
+  e.max_queue_depth = static_cast<size_t>(config.integer("admission.max_queue_depth"));
+  return e;
+}
+
+}  // namespace
+
+Result<EngineRoom> open_engine_room(Env* env, const Config& config, const std::string& data_dir, Catalog& catalog) {
+  EngineRoom room;
+  CARREL_ASSIGN(const ModelChoice choice, choose_model(env, config, data_dir, catalog));
+  const int64_t start = env->mono_ns();
+  auto loaded = Model::load(env, choice.location, choice.options);
+  if (!loaded) {
+    if (!choice.registered.empty() && loaded.error().code == Code::kCorrupt) (void)catalog.set_model_status(choice.registered, ModelStatus::kDamaged, "system");
+    return std::unexpected(std::move(loaded).error());
+  }
+  room.model = std::move(*loaded);
+  CARREL_TRY(check_policy(config, room.model->graph()));
+  spdlog::info("model {} family={} ops={} weights={} MB context={} numerics={} in {} ms", room.model->name(), room.model->family(), room.model->op_set(),
+               room.model->weight_bytes() / 1'000'000, room.model->graph().max_positions, room.model->numerics_id().substr(0, 16), (env->mono_ns() - start) / 1'000'000);
+  CARREL_ASSIGN(room.state, StateManager::create(state_config(config, *room.model)));
+  log_states(room.model->graph().state);
+  room.engine = std::make_unique<Engine>(engine_config(config), room.model.get(), room.state.get(), env);
+  return room;
+}
+
+Result<EngineRoom> open_engine_room(Env* env, const std::string& data_dir, const std::string& config_file, const std::map<std::string, std::string>& flags) {
+  std::string text;
+  if (!config_file.empty()) {
+    CARREL_ASSIGN(text, read_file(env, config_file, 1 << 20));
+  }
+  CARREL_ASSIGN(const Config config, Config::load(text, config_file, environment(), flags));
+  CARREL_TRY(env->make_dirs(data_dir));
+  CARREL_ASSIGN(auto catalog, Catalog::open(env, data_dir, CatalogMode::kReadWrite));
+  return open_engine_room(env, config, data_dir, *catalog);
+}
+
+}  // namespace carrel

@@ -1,0 +1,23 @@
+// Model, state manager and engine, opened in that order from one configuration: the part that serve, run and bench share.
+#pragma once
+#include <memory>
+
+#include "app/lifecycle/model_choice.h"
+#include "engine/engine.h"
+
+namespace carrel {
+
+/// Destroyed in reverse: the engine's thread ends before what it borrows goes.
+struct EngineRoom {
+  std::unique_ptr<Model> model;
+  std::unique_ptr<StateManager> state;
+  std::unique_ptr<Engine> engine;
+};
+
+/// Loads the configured model and logs what was registered. A model found damaged is marked so in the catalog.
+Result<EngineRoom> open_engine_room(Env* env, const Config& config, const std::string& data_dir, Catalog& catalog);
+
+/// The same for a one-shot command: its own configuration from flags and environment, catalog of the data folder.
+Result<EngineRoom> open_engine_room(Env* env, const std::string& data_dir, const std::string& config_file, const std::map<std::string, std::string>& flags);
+
+}  // namespace carrel

@@ -1,0 +1,143 @@
+#include "app/observe/metrics.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstdlib>
+
+namespace carrel {
+namespace {
+
+using enum MetricType;
+
+constexpr MetricInfo kTable[] = {
+    {"carrel_requests_total", kCounter, "Requests by tenant, route and status."},
+    {"carrel_queue_depth", kGauge, "Requests that wait for a place."},
+    {"carrel_running_sequences", kGauge, "Requests in work."},
+    {"carrel_queue_seconds", kHistogram, "Time from arrival to admission."},
+    {"carrel_ttft_seconds", kHistogram, "Time from arrival to the first token."},
+    {"carrel_inter_token_seconds", kHistogram, "Time between tokens of one answer (mean per request)."},
+    {"carrel_request_seconds", kHistogram, "Time from arrival to the end of the answer."},
+    {"carrel_prompt_tokens_total", kCounter, "Tokens of prompts."},
+    {"carrel_completion_tokens_total", kCounter, "Tokens generated."},
+    {"carrel_matched_tokens_total", kCounter, "Prompt tokens whose prefix was known (nominal match)."},
+    {"carrel_effective_tokens_total", kCounter, "Prompt tokens whose computation was skipped (effective hit)."},
+    {"carrel_hit_tokens_total", kCounter, "Hit tokens by class: nominal, effective_resident."},
+    {"carrel_state_veto_total", kCounter, "Matches that a state kind shortened."},
+    {"carrel_state_check_failures_total", kCounter, "Hits refused by one of the four checks."},
+    {"carrel_digest_mismatch_total", kCounter, "Recomputed blocks whose bits differ from the stored ones; must stay 0."},
+    {"carrel_state_bytes", kGauge, "Bytes of cache state by group."},
+    {"carrel_state_records", kGauge, "Records of cache state by group."},
+    {"carrel_tier_watermark_ratio", kGauge, "Share of a tier that is in use."},
+    {"carrel_evictions_total", kCounter, "Records dropped to make room."},
+    {"carrel_engine_steps_total", kCounter, "Steps of the engine."},
+    {"carrel_engine_step_seconds_total", kCounter, "Time spent in steps."},
+    {"carrel_engine_heartbeat_age_seconds", kGauge, "Time since the step thread last came round."},
+    {"carrel_preemptions_total", kCounter, "Running requests that gave their space back for a while."},
+    {"carrel_inert_cache_alarm", kGauge, "1 when many prompts were known and none could be used."},
+    {"carrel_cert_not_after_seconds", kGauge, "Unix time at which the server certificate ends."},
+    {"carrel_build_info", kGauge, "Constant 1 with version and numerics id."},
+};
+
+const MetricInfo& find(std::string_view name, MetricType type) {
+  const auto at = std::find_if(std::begin(kTable), std::end(kTable), [&](const MetricInfo& m) { return m.name == name; });
+  if (at == std::end(kTable) || (at->type == kHistogram) != (type == kHistogram)) abort();
+  return *at;
+}
+
+std::string number(double x) {  // never through a locale
+  char text[64];
+  const auto [end, ec] = std::to_chars(text, text + sizeof text, x);
+  return std::string(text, ec == std::errc{} ? end : text);
+}
+
+std::string escape(std::string_view value) {
+  std::string out;
+  for (const char c : value) {
+    if (c == '\\' || c == '"') out.push_back('\\');
+    if (c == '\n') {
+      out += "\\n";
+      continue;
+    }
+    out.push_back(c);
+  }
+  return out;
+}
+
+}  // namespace
+
+std::span<const MetricInfo> metric_table() { return kTable; }
+
+std::string Metrics::key(const Labels& labels) {
+  std::string out;
+  for (const auto& [name, value] : labels) {
+    std::string v = value;
+    if (name == "tenant" && !tenants_.contains(v)) {
+      if (tenants_.size() < 200) tenants_.insert(v);
+      else v = "other";
+    }
+    out += (out.empty() ? "" : ",") + name + "=\"" + escape(v) + "\"";
+  }
+  return out;
+}
+
+void Metrics::add(std::string_view counter, const Labels& labels, double amount) {
+  find(counter, kCounter);
+  std::lock_guard lock(mu_);
+  values_[std::string(counter)][key(labels)] += amount;
+}
+
+void Metrics::set(std::string_view name, const Labels& labels, double value) {
+  find(name, kGauge);
+  std::lock_guard lock(mu_);
+  values_[std::string(name)][key(labels)] = value;
+}
+
+void Metrics::observe(std::string_view histogram, double seconds) {
+  find(histogram, kHistogram);
+  const size_t bucket = static_cast<size_t>(std::lower_bound(kBuckets.begin(), kBuckets.end(), seconds) - kBuckets.begin());
+  std::lock_guard lock(mu_);
+  Histogram& h = histograms_[std::string(histogram)];
+  h.counts[bucket]++;
+  h.sum += seconds;
+}
+
+double Metrics::quantile(std::string_view histogram, double q) const {
+  std::lock_guard lock(mu_);
+  const auto at = histograms_.find(histogram);
+  if (at == histograms_.end()) return 0;
+  uint64_t total = 0, seen = 0;
+  for (const uint64_t n : at->second.counts) total += n;
+  for (size_t i = 0; i < at->second.counts.size(); i++) {
+    seen += at->second.counts[i];
+    if (total > 0 && static_cast<double>(seen) >= q * static_cast<double>(total)) return kBuckets[std::min(i, kBuckets.size() - 1)];
+  }
+  return 0;
+}
+
+std::string Metrics::prometheus() const {
+  std::lock_guard lock(mu_);
+  std::string out;
+  for (const MetricInfo& m : kTable) {
+    const std::string name(m.name);
+    const auto head = [&](const char* type) { out += "# HELP " + name + " " + std::string(m.help) + "\n# TYPE " + name + " " + type + "\n"; };
+    if (m.type == kHistogram) {
+      const auto at = histograms_.find(m.name);
+      const Histogram h = at == histograms_.end() ? Histogram{} : at->second;
+      head("histogram");
+      uint64_t sum = 0;
+      for (size_t i = 0; i <= kBuckets.size(); i++) {
+        sum += h.counts[i];
+        out += name + "_bucket{le=\"" + (i < kBuckets.size() ? number(kBuckets[i]) : std::string("+Inf")) + "\"} " + std::to_string(sum) + "\n";
+      }
+      out += name + "_sum " + number(h.sum) + "\n" + name + "_count " + std::to_string(sum) + "\n";
+      continue;
+    }
+    const auto at = values_.find(m.name);
+    if (at == values_.end()) continue;
+    head(m.type == kCounter ? "counter" : "gauge");
+    for (const auto& [labels, value] : at->second) out += name + (labels.empty() ? "" : "{" + labels + "}") + " " + number(value) + "\n";
+  }
+  return out;
+}
+
+}  // namespace carrel

@@ -1,0 +1,155 @@
+#include "engine/model/model.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "engine/model/family.h"
+#include "engine/model/gguf.h"
+#include "engine/model/store.h"
+#include "engine/model/weights.h"
+
+namespace carrel {
+namespace {
+
+using Json = nlohmann::json;
+
+/// End-of-generation ids of generation_config.json and config.json: a number or a list.
+void add_end_ids(const Json& j, std::vector<int32_t>& ids) {
+  const auto at = j.find("eos_token_id");
+  if (at == j.end()) return;
+  const auto add = [&](const Json& one) {
+    if (one.is_number_integer() && one.get<int64_t>() >= 0 && one.get<int64_t>() <= INT32_MAX) ids.push_back(one.get<int32_t>());
+  };
+  if (at->is_array()) std::for_each(at->begin(), at->end(), add);
+  else add(*at);
+}
+
+GenerationDefaults read_defaults(const Json& j) {
+  GenerationDefaults d;
+  const auto number = [&](const char* name, double fallback) { return j.contains(name) && j[name].is_number() ? j[name].get<double>() : fallback; };
+  d.temperature = static_cast<float>(std::clamp(number("temperature", 1), 0.0, 100.0));
+  d.top_p = static_cast<float>(std::clamp(number("top_p", 1), 0.0, 1.0));
+  d.top_k = static_cast<int>(std::clamp(number("top_k", 0), 0.0, 1e6));
+  if (j.contains("do_sample") && j["do_sample"] == false) d.temperature = 0;
+  return d;
+}
+
+Json parse_object(const std::string& text) {
+  Json j = Json::parse(text, nullptr, false);
+  return j.is_object() ? j : Json::object();
+}
+
+GgufVocab to_vocab(const GgufTokenizer& t) {
+  GgufVocab v;
+  v.model = t.model;
+  v.pre = t.pre;
+  v.tokens = t.tokens;
+  v.scores = t.scores;
+  v.token_types = t.types;
+  v.merges = t.merges;
+  const auto id = [](int64_t x) { return x >= 0 && x <= INT32_MAX ? std::optional(static_cast<int32_t>(x)) : std::nullopt; };
+  v.bos_id = id(t.bos), v.eos_id = id(t.eos), v.unk_id = id(t.unk), v.eot_id = id(t.eot), v.eom_id = id(t.eom), v.pad_id = id(t.pad);
+  v.add_bos = t.add_bos, v.add_eos = t.add_eos, v.add_space_prefix = t.add_space_prefix;
+  return v;
+}
+
+Result<DType> kv_dtype_of(const std::string& name, const Ops& ops) {
+  if (name == "auto") return ops.kv_dtype();
+  if (name == "f32") return DType::kF32;
+  if (name == "bf16") return DType::kBF16;
+  return fail(Code::kUnsupported, "is " + name + "; this version stores auto, f32 or bf16", "model.kv_dtype");
+}
+
+}  // namespace
+
+struct Model::Impl {
+  std::string name;
+  const Family* family = nullptr;
+  std::unique_ptr<ModelSource> source;
+  std::unique_ptr<ThreadTeam> team;
+  std::unique_ptr<Ops> ops;
+  std::unique_ptr<LoadedWeights> weights;
+  Graph graph;
+  std::shared_ptr<const Tokenizer> tokenizer;
+  std::optional<ChatTemplate> chat;
+  GenerationDefaults defaults;
+  Digest digest{};
+  std::string numerics;
+  int64_t created_ms = 0;
+
+  Status load_text(Env* env, const std::string& template_file) {
+    std::vector<int32_t> end_ids;
+    const Json generation = parse_object(source->generation_config_json());
+    add_end_ids(generation, end_ids);
+    if (source->format() == SourceFormat::kHuggingFace) add_end_ids(parse_object(source->config_json()), end_ids);
+    defaults = read_defaults(generation);
+    if (source->gguf_tokenizer() != nullptr) {
+      CARREL_ASSIGN(tokenizer, Tokenizer::from_gguf(to_vocab(*source->gguf_tokenizer()), end_ids));
+    } else {
+      if (source->tokenizer_json().empty()) return fail(Code::kNotFound, "has no tokenizer (tokenizer.json); Carrel cannot serve it", source->path());
+      CARREL_ASSIGN(tokenizer, Tokenizer::from_json({source->tokenizer_json(), source->tokenizer_config_json(), source->special_tokens_map_json()}, end_ids));
+    }
+    std::string text = source->chat_template();
+    if (!template_file.empty()) {
+      CARREL_ASSIGN(text, read_file(env, template_file, 4 << 20));
+    }
+    if (text.empty()) return {};
+    const auto spelled = [&](std::optional<int32_t> id) { return id ? std::string(tokenizer->token_text(*id)) : std::string(); };
+    CARREL_ASSIGN(chat, ChatTemplate::parse(text, spelled(tokenizer->bos_id()), spelled(tokenizer->eos_id())));
+    return {};
+  }
+
+  /// What state made with these kernels and formats may be shared with: measured bits, formats, back end.
+  void identify(DType kv) {
+    const std::string facts = "carrel numerics 1\n" + std::string(op_set()) + "\n" + std::string(carrel::to_string(kv)) + "\n" + numerics_canary(*ops);
+    numerics = to_hex(sha256(facts));
+  }
+  std::string op_set() const { return ops->name(); }
+};
+
+Model::Model(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Model::~Model() = default;
+
+Result<std::unique_ptr<Model>> Model::load(Env* env, const ModelLocation& from, const ModelOptions& options) {
+  auto i = std::make_unique<Impl>();
+  i->name = options.name;
+  i->created_ms = env->wall_ms();
+  const int threads = options.threads > 0 ? options.threads : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  i->team = std::make_unique<ThreadTeam>(threads);
+  CARREL_ASSIGN(i->ops, make_ops(options.ops, i->team.get()));
+  const FormChooser choose = [ops = i->ops.get()](Form stored) { return ops->wanted_form(stored); };
+  if (!from.store_entry.empty()) {
+    CARREL_ASSIGN(StoredModel stored, open_stored_model(env, from.store_entry, choose, options.verify_full ? StoreVerify::kFull : StoreVerify::kSampled));
+    i->source = std::move(stored.source);
+    i->weights = std::move(stored.weights);
+  } else {
+    CARREL_ASSIGN(i->source, from.embedded ? open_folder_in_memory(from.files) : open_source(env, from.path));
+    i->weights = weights_from_source(*i->source, choose);
+  }
+  CARREL_ASSIGN(i->family, find_family(i->source->format(), i->source->config_json()));
+  CARREL_ASSIGN(const DType kv, kv_dtype_of(options.kv_dtype, *i->ops));
+  CARREL_ASSIGN(i->graph, i->family->build(i->source->format(), i->source->config_json(), *i->weights, {.kv_dtype = kv}));
+  if (options.max_sequence_length > 0) i->graph.max_positions = static_cast<int>(std::min<int64_t>(options.max_sequence_length, i->graph.max_positions));
+  CARREL_TRY(i->load_text(env, options.chat_template_file));
+  CARREL_ASSIGN(i->digest, i->weights->model_digest());
+  i->identify(kv);
+  return std::unique_ptr<Model>(new Model(std::move(i)));
+}
+
+const std::string& Model::name() const { return impl_->name; }
+std::string_view Model::family() const { return impl_->family->name; }
+const Graph& Model::graph() const { return impl_->graph; }
+Ops& Model::ops() { return *impl_->ops; }
+ThreadTeam& Model::team() { return *impl_->team; }
+const Tokenizer& Model::tokenizer() const { return *impl_->tokenizer; }
+const ChatTemplate* Model::chat_template() const { return impl_->chat ? &*impl_->chat : nullptr; }
+const GenerationDefaults& Model::generation_defaults() const { return impl_->defaults; }
+const Digest& Model::digest() const { return impl_->digest; }
+const std::string& Model::numerics_id() const { return impl_->numerics; }
+std::string Model::op_set() const { return impl_->op_set(); }
+int64_t Model::weight_bytes() const { return impl_->weights->memory_bytes(); }
+int64_t Model::file_bytes() const { return impl_->weights->file_bytes(); }
+int64_t Model::created_ms() const { return impl_->created_ms; }
+
+}  // namespace carrel

@@ -1,0 +1,118 @@
+// The tree of known prefixes: blocks by key, their published records, the queue of what may be evicted, ghosts.
+//
+// Owns every published page, and those that left the index while somebody still reads them. Decides what is worth keeping; does not decide
+// what is a hit (match.h). Threads: guarded by the state manager's lock.
+#pragma once
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <set>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "engine/state/record.h"
+#include "engine/state/spec.h"
+
+namespace carrel {
+
+struct DigestHash {
+  size_t operator()(const Digest& d) const {  // any 8 bytes of a keyed hash are a bucket number; equality compares all 32
+    uint64_t v = 0;
+    std::memcpy(&v, d.data(), sizeof v);
+    return v;
+  }
+};
+
+/// Blocks before point p whose rows a window group must hold to resume at p (architectures 5.4): rows [p-W+1, p).
+inline int64_t window_blocks(const StateSpec& spec, int block_size) { return (spec.window - 1 + block_size - 1) / block_size; }
+inline bool is_log(StateKind kind) { return kind == StateKind::kCompressedKv || kind == StateKind::kIndexer; }
+
+class PrefixIndex {
+ public:
+  PrefixIndex(const ModelState& model, int64_t max_ghosts);
+
+  Block* find(const Digest& key) const;
+  /// True when the block is what its key says: same namespace, same parent, same tokens.
+  static bool confirms(const Block& block, const Block* parent, int ns, std::span<const int32_t> tokens);
+  /// The block of the key, made when absent; null when the key belongs to another prefix.
+  Block* ensure(const Digest& key, Block* parent, int ns, std::span<const int32_t> tokens);
+
+  /// The only door in. The block must have no record of the group.
+  Record* publish(Block* block, int group, PageHandle page, const Digest& digest, int n_rows, uint32_t layout, uint32_t epoch);
+  /// Takes a record out of the index: its page is free at once, or when the last lease is dropped.
+  void detach(Record* record, RecordState why);
+  Lease lease(Record* record);
+
+  /// Weight 1 for a point that a request used or ended at; less for points that merely came to be.
+  void touch(Block* block, double weight, uint64_t tick);
+  /// Frees the least valuable record (or block of log records) that nobody leases. False: there is none.
+  bool evict_one();
+  /// Forgets ghosts beyond the limit, oldest first. Blocks found before may be gone afterwards.
+  void trim_ghosts();
+  /// Forgets every block of a namespace (all: ns < 0), ghosts included. Returns the records dropped.
+  int64_t erase(int ns);
+
+  int64_t n_blocks() const { return static_cast<int64_t>(blocks_.size()); }
+  int64_t n_ghosts() const { return n_ghosts_; }
+  uint64_t n_evicted() const { return n_evicted_; }
+  int64_t n_leased(int group) const { return n_leased_[static_cast<size_t>(group)]; }
+  int64_t n_resident(int group) const { return n_resident_[static_cast<size_t>(group)]; }
+  /// Every record there is, attached or not. f(const Record&).
+  template <class F>
+  void for_each_record(F&& f) const {
+    for (const auto& [key, block] : blocks_)
+      for (const auto& r : block->records)
+        if (r) f(*r);
+    for (const auto& [r, owned] : orphans_) f(*r);
+  }
+  /// Text of the first breach of the index's own rules, or empty.
+  std::string audit() const;
+
+ private:
+  friend class Lease;
+  struct Entry {
+    double score;
+    uint64_t id;
+    int group;  // -1: all log records of the block
+    Block* block;
+    bool operator<(const Entry& o) const {
+      if (score != o.score) return score < o.score;
+      if (id != o.id) return id < o.id;
+      return group < o.group;
+    }
+  };
+
+  void release(Record* record, uint64_t generation);
+  void drop_block(Block* block);
+  void became_resident(Block* block, bool log);
+  void lost_resident(Block* block, bool log);
+  void set_candidate(Candidate& c, Block* block, int group, bool wanted, double score);
+  void refresh(Block* block);         // candidates of one block
+  void refresh_around(Block* block);  // of all blocks whose points depend on this one
+  bool logs_evictable(const Block& block) const;
+  bool point_alive(const Block& block) const;
+  double point_score(const Block& block) const;
+  double window_score(const Block& block, int group) const;
+  void evict_logs(Block* block);
+
+  const ModelState& model_;
+  const int64_t max_ghosts_;
+  int n_log_groups_ = 0;
+  int64_t max_window_blocks_ = 0;
+  std::vector<size_t> page_bytes_;  // [group]
+  size_t log_bytes_ = 0;            // of one block
+
+  std::unordered_map<Digest, std::unique_ptr<Block>, DigestHash> blocks_;
+  std::unordered_map<const Record*, std::unique_ptr<Record>> orphans_;
+  std::set<Entry> queue_;
+  std::map<uint64_t, Block*> idle_ghosts_;  // ghosts without children, by age
+  int64_t n_ghosts_ = 0;
+  uint64_t next_id_ = 1, next_generation_ = 1, next_ghost_ = 1;
+  uint64_t n_evicted_ = 0;
+  std::vector<int64_t> n_leased_, n_resident_;  // [group]
+};
+
+}  // namespace carrel

@@ -1,0 +1,366 @@
+// Admission: match, pin, allocate, commit. Also what is done to the whole table: purge, epochs, statistics, damage for drills.
+#include "engine/state/state_manager.h"
+
+#include <algorithm>
+
+#include "base/log.h"
+#include "engine/state/manager_impl.h"
+
+namespace carrel {
+
+namespace {
+
+constexpr int kInertStreak = 100;
+
+std::vector<RowLayout> layouts_of(const ModelState& model) {
+  std::vector<RowLayout> out;
+  for (const StateSpec& g : model.groups) out.push_back(layout_of(g, model.block_size));
+  return out;
+}
+
+std::string bytes_text(size_t n) { return std::to_string(n) + " bytes"; }
+
+Status check_config(const StateConfig& c) {
+  const ModelState& m = c.model;
+  const auto bad = [](std::string what) { return fail(Code::kInvalidArgument, std::move(what), "state"); };
+  if (m.groups.empty() || m.block_size <= 0) return bad("the model declares no state groups or no block size");
+  for (const StateSpec& g : m.groups) {
+    const RowLayout l = layout_of(g, m.block_size);
+    if (g.ratio > 0 && m.block_size % g.ratio != 0)
+      return bad("group " + g.name + ": a block of " + std::to_string(m.block_size) + " tokens is not a whole number of rows of " + std::to_string(g.ratio));
+    if (g.n_layers <= 0 || l.rows_per_page <= 0 || l.row_stride_bytes == 0) return bad("group " + g.name + ": no rows");
+    if (g.kind == StateKind::kWindow && g.window < 1) return bad("group " + g.name + ": a window of no rows");
+    if (l.layer_stride_bytes % PagePool::kAlignment != 0) return bad("group " + g.name + ": layers are not aligned to 64 bytes");
+  }
+  if (c.kernel_layout_id != page_layout_id(m))
+    return bad("the graph was built for page layout \"" + c.kernel_layout_id + "\", pages are laid out as \"" + page_layout_id(m) + "\"; rebuild the graph");
+  if (c.max_step_tokens < 1 || c.max_sequences < 1) return bad("max_step_tokens and max_sequences must be at least 1");
+  return {};
+}
+
+}  // namespace
+
+StateManager::Impl::Impl(StateConfig c)
+    : config(std::move(c)),
+      block_size(config.model.block_size),
+      context(key_context(config.model_digest, config.numerics_id, row_layout_id(config.model))),
+      layouts(layouts_of(config.model)),
+      pool(config.model, config.budget_bytes, config.poison),
+      index(config.model, config.max_ghosts) {
+  if (!config.reuse) return;
+  const auto warn = [&](std::string text) {
+    spdlog::warn("state: {}", text);
+    warnings.push_back(std::move(text));
+  };
+  if (config.max_sequence_tokens > 0 && config.max_sequence_tokens <= block_size)
+    warn("no prefix can ever be reused: sequences of at most " + std::to_string(config.max_sequence_tokens) + " tokens never exceed a block of " + std::to_string(block_size));
+  const int64_t two_points = std::max<int64_t>(2 * block_size + 1, config.max_sequence_tokens);
+  if (config.budget_bytes < needed_bytes(two_points))
+    warn("the budget of " + bytes_text(config.budget_bytes) + " is less than one sequence of " + std::to_string(two_points) + " tokens needs (" +
+         bytes_text(needed_bytes(two_points)) + "); prefixes will hardly outlive their request; raise cache.max_size_gb");
+}
+
+Result<std::unique_ptr<StateManager>> StateManager::create(StateConfig config) {
+  CARREL_TRY(check_config(config));
+  auto impl = std::make_unique<Impl>(std::move(config));
+  const size_t least = impl->needed_bytes(1);
+  if (impl->config.budget_bytes < least)
+    return fail(Code::kInvalidArgument, "a budget of " + bytes_text(impl->config.budget_bytes) + " holds no sequence; the least is " + bytes_text(least), "cache.max_size_gb");
+  return std::unique_ptr<StateManager>(new StateManager(std::move(impl)));
+}
+
+StateManager::StateManager(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+StateManager::~StateManager() = default;
+
+/// The most that one sequence of n tokens holds at a time when it runs alone.
+size_t StateManager::Impl::needed_bytes(int64_t n_tokens) const {
+  const int64_t n_blocks = (n_tokens + block_size - 1) / block_size;
+  const int64_t step_blocks = (std::min(config.max_step_tokens, n_tokens) + block_size - 1) / block_size + 1;
+  size_t n = pool.bytes_of_kind(pool.slot_kind());
+  for (int64_t g = 0; g < n_groups(); g++) {
+    int64_t pages = n_blocks;
+    if (spec(g).kind == StateKind::kWindow) pages = std::min(pages, window_blocks(spec(g), block_size) + step_blocks);
+    if (spec(g).kind == StateKind::kTail) pages = std::min(pages, 1 + step_blocks);
+    n += static_cast<size_t>(pages) * pool.bytes_of_kind(static_cast<int>(g));
+  }
+  return n;
+}
+
+Status StateManager::Impl::check_fits(const AdmitRequest& request) const {
+  const auto n_prompt = static_cast<int64_t>(request.tokens.size());
+  const int64_t n_new = std::max<int64_t>(request.max_new_tokens, 0);
+  if (n_prompt == 0) return fail(Code::kInvalidArgument, "the prompt has no tokens", "prompt");
+  const size_t needed = needed_bytes(n_prompt + n_new);
+  if (needed <= config.budget_bytes) return {};
+  return fail(Code::kInvalidArgument,
+              "a prompt of " + std::to_string(n_prompt) + " tokens and an answer of up to " + std::to_string(n_new) + " need " + bytes_text(needed) +
+                  " of state, the whole budget is " + bytes_text(config.budget_bytes) + "; shorten the prompt, lower max_tokens or raise cache.max_size_gb",
+              "cache.max_size_gb");
+}
+
+void StateManager::Impl::fill_keys(const AdmitRequest& request, BlockKeys& keys, size_t n_blocks) const {
+  extend_keys(keys, config.key_fn, request.namespace_secret, context, request.tokens, block_size, n_blocks);
+}
+
+std::optional<int> StateManager::Impl::find_namespace(const AdmitRequest& request) const {
+  const auto at = namespaces.find({request.namespace_id, request.namespace_secret});
+  if (at == namespaces.end()) return std::nullopt;
+  return at->second;
+}
+
+int StateManager::Impl::intern_namespace(const AdmitRequest& request) {
+  return namespaces.try_emplace({request.namespace_id, request.namespace_secret}, static_cast<int>(namespaces.size())).first->second;
+}
+
+// ---- matching
+
+Match StateManager::Impl::match(const Walk& walk, std::vector<Record*>& failed) const {
+  const RecordRule r = rule();
+  Intersection hit = intersect(config.model, walk.n_nominal, [&](int g, int64_t b) {
+    const Block& block = *walk.chain[static_cast<size_t>(b)];
+    const std::string_view lacks = residency(block, g, r);
+    if (!lacks.empty() && block.records[static_cast<size_t>(g)]) failed.push_back(block.records[static_cast<size_t>(g)].get());
+    return lacks;
+  });
+  return {walk.n_nominal * block_size, hit.n_blocks * block_size, std::move(hit.vetoes)};
+}
+
+/// A record that failed a check is never offered again.
+void StateManager::Impl::quarantine(Record* record, Check failed) {
+  counters.check_failures[static_cast<size_t>(failed)]++;
+  counters.quarantined++;
+  spdlog::error("state: a record of group {} at token {} failed check {} and was quarantined", spec(record->group).name, record->block->depth * block_size,
+                static_cast<int>(failed) + 1);
+  index.detach(record, RecordState::kQuarantined);
+}
+
+Match StateManager::explain(const AdmitRequest& request) const {
+  const Impl& m = *impl_;
+  if (!m.config.reuse || !request.reuse) return {};
+  const int64_t n = m.matchable_blocks(request.tokens.size());
+  BlockKeys own;
+  BlockKeys& keys = request.keys != nullptr ? *request.keys : own;
+  m.fill_keys(request, keys, static_cast<size_t>(n));
+  std::lock_guard lock(m.mu);
+  const auto ns = m.find_namespace(request);
+  if (!ns) return {};
+  std::vector<Record*> failed;
+  return m.match(walk_chain(m.index, keys, request.tokens, *ns, m.block_size, n), failed);
+}
+
+// ---- admission
+
+Result<Admission> StateManager::admit(const AdmitRequest& request) {
+  Impl& m = *impl_;
+  BlockKeys own;
+  BlockKeys& keys = request.keys != nullptr ? *request.keys : own;
+  if (Status fits = m.check_fits(request); !fits) {
+    std::lock_guard lock(m.mu);
+    m.counters.refused++;
+    return std::unexpected(std::move(fits).error());
+  }
+  m.fill_keys(request, keys, request.tokens.size() / static_cast<size_t>(m.block_size));
+  std::lock_guard lock(m.mu);
+  auto admission = m.admit_locked(request, keys);
+  m.index.trim_ghosts();
+  m.audit();
+  return admission;
+}
+
+Result<Admission> StateManager::Impl::admit_locked(const AdmitRequest& request, const BlockKeys& keys) {
+  const bool reuse = config.reuse && request.reuse;
+  const int64_t max_blocks = matchable_blocks(request.tokens.size());
+  const auto n_full = static_cast<int64_t>(request.tokens.size()) / block_size;
+  const int ns = intern_namespace(request);
+  Walk walk;
+  Match found;
+  if (reuse) {
+    walk = walk_chain(index, keys, request.tokens, ns, block_size, max_blocks);
+    std::vector<Record*> failed;
+    found = match(walk, failed);
+    for (Record* r : failed) quarantine(r, *failed_check(*r, rule()));
+  }
+  const int64_t hit = found.effective / block_size;
+  if (reuse && hit < max_blocks && announced.contains(keys[static_cast<size_t>(hit)])) {
+    counters.waited++;
+    return Admission{};
+  }
+  if (live.size() >= static_cast<size_t>(config.max_sequences)) {
+    counters.refused++;
+    return fail(Code::kExhausted, "all " + std::to_string(config.max_sequences) + " places for sequences are taken", "scheduling.max_num_seqs");
+  }
+
+  tick++;
+  auto seq = std::make_unique<Sequence::Impl>();
+  seq->id = next_sequence++;
+  seq->ns = ns;
+  seq->secret = request.namespace_secret;
+  seq->epoch = epoch;
+  seq->reuse = reuse;
+  seq->storing = config.reuse && request.store;
+  seq->tokens.assign(request.tokens.begin(), request.tokens.end());
+  seq->n_prompt = request.tokens.size();
+  seq->keys.assign(keys.begin(), keys.begin() + n_full);
+  seq->n_past = found.effective;
+  seq->match = found;
+  seq->cells.resize(static_cast<size_t>(n_groups()));
+  seq->table.resize(static_cast<size_t>(n_groups()));
+  seq->table_rows.resize(static_cast<size_t>(n_groups()));
+  seq->first_held.resize(static_cast<size_t>(n_groups()));
+  seq->likely_points = {static_cast<int64_t>(walk.chain.size()), max_blocks, n_full};
+  pin(*seq, walk, hit);
+  Status space = reserve_locked(*seq, std::min<int64_t>(block_size, static_cast<int64_t>(request.tokens.size()) - seq->n_past));
+  if (space && config.model.slot_bytes > 0) {
+    seq->slot = take(pool.slot_kind());
+    if (!seq->slot) space = fail(Code::kExhausted, "no space for the rings of another sequence", "cache.max_size_gb");
+  }
+  if (!space) {  // pins and pages go back with the sequence
+    counters.refused++;
+    counters.rolled_back++;
+    return std::unexpected(std::move(space).error());
+  }
+
+  seq->manager = this;  // from here on it is live: committed
+  live.insert(seq.get());
+  if (hit > 0) index.touch(walk.chain[static_cast<size_t>(hit) - 1], 1, tick);
+  if (seq->storing) announce(*seq, hit, n_full);
+  count_match(request, found, walk, max_blocks);
+  return Admission{Sequence(std::move(seq))};
+}
+
+/// Leases everything that a resume at the point will read: before anything is allocated, so that no allocation can evict it.
+void StateManager::Impl::pin(Sequence::Impl& seq, const Walk& walk, int64_t n_blocks) {
+  seq.size_table(n_blocks);
+  for (int64_t g = 0; g < n_groups(); g++) {
+    seq.first_held[static_cast<size_t>(g)] = first_needed(g, n_blocks * block_size);
+    for (int64_t b = seq.first_held[static_cast<size_t>(g)]; b < n_blocks; b++) {
+      Cell cell;
+      cell.state = RecordState::kPublished;
+      cell.lease = index.lease(walk.chain[static_cast<size_t>(b)]->records[static_cast<size_t>(g)].get());
+      seq.set_cell(static_cast<size_t>(g), b, std::move(cell));
+    }
+  }
+}
+
+void StateManager::Impl::announce(Sequence::Impl& seq, int64_t from, int64_t to) {
+  seq.announced_from = from;
+  seq.announced_to = to;
+  for (int64_t b = from; b < to; b++) announced[seq.keys[static_cast<size_t>(b)]]++;
+}
+
+void StateManager::Impl::count_match(const AdmitRequest& request, const Match& match, const Walk& walk, int64_t max_blocks) {
+  counters.admitted++;
+  counters.prompt_tokens += request.tokens.size();
+  counters.nominal_tokens += static_cast<uint64_t>(match.nominal);
+  counters.effective_tokens += static_cast<uint64_t>(match.effective);
+  counters.ghost_tokens += (walk.chain.size() - static_cast<size_t>(walk.n_nominal)) * static_cast<size_t>(block_size);
+  if (walk.collision) counters.key_collisions++;
+  bool counted[std::size(kStateKinds)] = {};
+  for (const Veto& v : match.vetoes) {
+    bool& seen = counted[static_cast<size_t>(v.kind)];
+    if (!seen) counters.vetoes[static_cast<size_t>(v.kind)]++;
+    seen = true;
+  }
+  if (max_blocks == 0 || match.nominal == 0) return;
+  inert_streak = match.effective > 0 ? 0 : inert_streak + 1;
+  if (inert_streak == kInertStreak) spdlog::error("state: {} requests in a row matched a prefix and none could use it; see the vetoes", kInertStreak);
+  counters.inert_alarm = inert_streak >= kInertStreak;
+}
+
+// ---- the whole table
+
+int64_t StateManager::purge(const std::string& namespace_id) {
+  Impl& m = *impl_;
+  std::lock_guard lock(m.mu);
+  int64_t n = 0;
+  for (const auto& [name, ns] : m.namespaces) {
+    if (name.first != namespace_id) continue;
+    for (Sequence::Impl* seq : m.live)
+      if (seq->ns == ns) m.stop_storing(*seq);
+    n += m.index.erase(ns);
+  }
+  m.counters.purged += static_cast<uint64_t>(n);
+  m.audit();
+  return n;
+}
+
+void StateManager::bump_epoch() {
+  Impl& m = *impl_;
+  std::lock_guard lock(m.mu);
+  m.epoch++;
+  for (Sequence::Impl* seq : m.live) m.stop_storing(*seq);
+  m.counters.purged += static_cast<uint64_t>(m.index.erase(-1));
+  m.audit();
+}
+
+int64_t StateManager::verify() {
+  Impl& m = *impl_;
+  std::lock_guard lock(m.mu);
+  std::vector<Record*> bad;
+  m.index.for_each_record([&](const Record& r) {
+    const auto g = static_cast<size_t>(r.group);
+    if (r.block != nullptr && digest_rows(r.page.data(), m.layouts[g], m.spec(r.group).n_layers) != r.digest) bad.push_back(r.block->records[g].get());
+  });
+  for (Record* r : bad) {
+    m.counters.digest_mismatches++;
+    m.counters.quarantined++;
+    spdlog::error("state: a record of group {} at token {} is not what was published and was quarantined; check memory", m.spec(r->group).name, r->block->depth * m.block_size);
+    m.index.detach(r, RecordState::kQuarantined);
+  }
+  m.audit();
+  return static_cast<int64_t>(bad.size());
+}
+
+StateStats StateManager::stats() const {
+  const Impl& m = *impl_;
+  std::lock_guard lock(m.mu);
+  StateStats s = m.counters;
+  s.budget_bytes = m.pool.budget_bytes();
+  s.used_bytes = m.pool.used_bytes();
+  s.free_bytes = s.budget_bytes - s.used_bytes;
+  s.slot_bytes = static_cast<size_t>(m.pool.n_used(m.pool.slot_kind())) * m.pool.bytes_of_kind(m.pool.slot_kind());
+  for (int g = 0; g < static_cast<int>(m.n_groups()); g++)
+    s.groups.push_back({m.spec(g).name, m.spec(g).kind, m.pool.bytes_of_kind(g), m.pool.n_used(g), m.index.n_resident(g), m.index.n_leased(g)});
+  s.n_ghosts = m.index.n_ghosts();
+  s.n_blocks = m.index.n_blocks() - s.n_ghosts;
+  s.n_sequences = static_cast<int64_t>(m.live.size());
+  s.epoch = m.epoch;
+  s.evicted = m.index.n_evicted();
+  return s;
+}
+
+const std::vector<std::string>& StateManager::warnings() const { return impl_->warnings; }
+const StateConfig& StateManager::config() const { return impl_->config; }
+
+Status StateManager::damage_for_test(const AdmitRequest& prefix, int64_t block, const std::string& group, Damage damage) {
+  Impl& m = *impl_;
+  BlockKeys keys;
+  m.fill_keys(prefix, keys, prefix.tokens.size() / static_cast<size_t>(m.block_size));
+  std::lock_guard lock(m.mu);
+  const auto spec = std::find_if(m.config.model.groups.begin(), m.config.model.groups.end(), [&](const StateSpec& s) { return s.name == group; });
+  if (spec == m.config.model.groups.end()) return fail(Code::kNotFound, "no such group", group);
+  Block* at = block >= 0 && block < static_cast<int64_t>(keys.size()) ? m.index.find(keys[static_cast<size_t>(block)]) : nullptr;
+  Record* r = at == nullptr ? nullptr : at->records[static_cast<size_t>(spec - m.config.model.groups.begin())].get();
+  if (r == nullptr) return fail(Code::kNotFound, "no published record of block " + std::to_string(block), group);
+  if (r->n_leases > 0) return fail(Code::kUnavailable, "block " + std::to_string(block) + " is leased", group);
+  switch (damage) {
+    case Damage::kEvict: m.index.detach(r, RecordState::kEvicted); break;
+    case Damage::kHalfBlock: r->n_rows -= 1; break;
+    case Damage::kLayout: r->layout += 1; break;
+    case Damage::kEpoch: r->epoch -= 1; break;
+    case Damage::kMisalign: r->data += 4; break;
+    case Damage::kFlipBit: *r->data ^= std::byte{1}; break;
+  }
+  return {};
+}
+
+bool StateManager::evict_one_for_test() {
+  Impl& m = *impl_;
+  std::lock_guard lock(m.mu);
+  const bool done = m.index.evict_one();
+  m.index.trim_ghosts();
+  m.audit();
+  return done;
+}
+
+}  // namespace carrel

@@ -1,0 +1,214 @@
+// The canary of a numerics id: one small layer of each kind over fixed inputs, odd shapes, a chunk and then single tokens; the hash of every output bit.
+//
+// Whoever changes an order of operations changes this hash, and with it makes the stored state of the older build invisible. Threads: the caller's.
+#include <array>
+#include <cstring>
+
+#include "base/hash.h"
+#include "kernels/ops.h"
+
+namespace carrel {
+namespace {
+
+constexpr int kBlock = 64;
+constexpr int kSteps[] = {67, 1, 2, 75, 1};  // tokens of each step: crosses block and key block borders
+
+/// Inputs without a C library: a counter through a mixer, exact in float32.
+class Noise {
+ public:
+  std::vector<float> floats(int64_t n, float scale = 1.0f) {
+    std::vector<float> v(static_cast<size_t>(n));
+    for (float& x : v) x = scale * (static_cast<float>(next() >> 40) * 0x1p-23f - 1.0f);
+    return v;
+  }
+  uint64_t next() {
+    state_ += 0x9E3779B97F4A7C15u;
+    uint64_t z = state_;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+    return z ^ (z >> 31);
+  }
+
+ private:
+  uint64_t state_ = 1;
+};
+
+class Canary {
+ public:
+  explicit Canary(Ops& ops) : ops_(ops) {}
+
+  std::string run() {
+    for (const DType type : {DType::kF32, DType::kF16, DType::kBF16, DType::kQ8_0, DType::kQ4_0, DType::kQ4_1, DType::kQ5_0, DType::kQ5_1, DType::kQ4_K,
+                             DType::kQ5_K, DType::kQ6_K}) {
+      products(type);
+    }
+    elements();
+    mixture();
+    streams();
+    states();
+    return to_hex(sha_.finish());
+  }
+
+ private:
+  template <class T>
+  void add(const std::vector<T>& v) {
+    sha_.update(std::as_bytes(std::span(v)));
+  }
+
+  /// Values of a file type. Blocks: random bytes that never reach the exponent of an f16 infinity.
+  std::vector<std::byte> file_values(DType type, int64_t n) {
+    std::vector<std::byte> file(bytes_of(type, static_cast<size_t>(n)));
+    if (block_shape(type).n_values > 1) {
+      for (std::byte& b : file) b = static_cast<std::byte>(noise_.next() % 0x3C);
+      return file;
+    }
+    const std::vector<float> values = noise_.floats(n);
+    for (size_t i = 0; i < values.size(); ++i) {
+      const auto half = type == DType::kF16 ? f32_to_f16(values[i]) : f32_to_bf16(values[i]);
+      if (type == DType::kF32) {
+        std::memcpy(file.data() + 4 * i, &values[i], 4);
+      } else {
+        std::memcpy(file.data() + 2 * i, &half, 2);
+      }
+    }
+    return file;
+  }
+
+  Matrix matrix(DType type, int64_t n_rows, int64_t n_cols) {
+    const std::vector<std::byte> file = file_values(type, n_rows * n_cols);
+    const Form form = ops_.wanted_form(form_of(type));
+    const size_t n = packed_bytes(form, n_rows, n_cols);
+    auto& memory = matrices_.emplace_back(n + 64);
+    std::byte* data = memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64) % 64;
+    const Form direct = form == Form::kRows || form == Form::kF32 ? form : form_of(type);
+    if (!pack_matrix(type, file, n_rows, n_cols, direct, std::span(data, n))) return {};
+    return {form, n_rows, n_cols, data};
+  }
+
+  void products(DType type) {
+    const int64_t n_cols = 512;
+    const Matrix w = matrix(type, 37, n_cols);
+    const std::vector<float> x = noise_.floats(5 * n_cols), bias = noise_.floats(37);
+    std::vector<float> y(5 * 37), one(37), rows(static_cast<size_t>(3 * n_cols));
+    ops_.linear(w, bias.data(), x.data(), n_cols, 5, y.data(), 37);
+    ops_.linear(w, nullptr, x.data(), n_cols, 1, one.data(), 37);
+    const std::array<int32_t, 3> ids = {36, 0, 17};
+    ops_.embed(w, ids, 1.5f, rows.data());
+    add(y);
+    add(one);
+    add(rows);
+  }
+
+  void elements() {
+    const std::vector<float> a = noise_.floats(3 * 77, 20.0f), b = noise_.floats(3 * 77), w = noise_.floats(77);
+    std::vector<float> y(a.size());
+    ops_.add(a.data(), b.data(), 3 * 77, y.data());
+    add(y);
+    ops_.rms_norm(a.data(), w.data(), 1e-6f, 3, 77, y.data());
+    add(y);
+    for (const Act act : {Act::kSilu, Act::kGeluTanh}) {
+      ops_.gated(act, a.data(), b.data(), 0.5f, 3 * 77, y.data());
+      add(y);
+    }
+    y = a;
+    ops_.softcap(7.0f, 3 * 77, y.data());
+    add(y);
+    RopeTable table;
+    const std::array<int32_t, 3> positions = {0, 5, 1000000};
+    make_rope_table({{1.0, 0.31, 0.001, 1e-6, 1.0 / 3}, 1.1}, positions, table);
+    add(table.cos);
+    add(table.sin);
+    for (const bool pairs : {false, true}) {
+      y = a;
+      ops_.rope(y.data(), {7, 11, 1, 10, pairs, pairs}, table, 3);
+      add(y);
+    }
+  }
+
+  void mixture() {
+    constexpr int kExperts = 5, kTop = 3, kTokens = 9, kWidth = 64;
+    std::vector<Expert> experts;
+    for (int e = 0; e < kExperts; ++e) {
+      experts.push_back({matrix(DType::kBF16, 32, kWidth), matrix(DType::kBF16, 32, kWidth), matrix(DType::kBF16, kWidth, 32)});
+    }
+    const std::vector<float> scores = noise_.floats(kTokens * kExperts, 3.0f), x = noise_.floats(kTokens * kWidth), bias = noise_.floats(kExperts);
+    const std::vector<int32_t> tokens(kTokens, 0);
+    std::vector<int32_t> ids(kTokens * kTop);
+    std::vector<float> weights(ids.size()), y(x.size());
+    for (const RouteScore score : {RouteScore::kSoftmax, RouteScore::kSqrtSoftplus}) {
+      ops_.route({kExperts, kTop, score, bias.data(), nullptr, true, 1.5f}, scores.data(), tokens, ids.data(), weights.data());
+      add(ids);
+      add(weights);
+      ops_.experts(experts, Act::kSilu, 10.0f, x.data(), ids.data(), weights.data(), kTop, kTokens, y.data());
+      add(y);
+    }
+  }
+
+  void streams() {
+    constexpr int kN = 3, kWidth = 29, kTokens = 4;
+    const std::vector<float> fn = noise_.floats((2 + kN) * kN * kN * kWidth), scale = noise_.floats(3), base = noise_.floats((2 + kN) * kN);
+    const std::vector<float> x = noise_.floats(kTokens * kN * kWidth, 4.0f);
+    const HcArgs args{kN, kWidth, 20, 1e-6f, 1e-6f, fn.data(), scale.data(), base.data()};
+    std::vector<float> y(kTokens * kWidth), post(kTokens * kN), comb(kTokens * kN * kN), out(x.size());
+    ops_.hc_pre(x.data(), args, kTokens, y.data(), post.data(), comb.data());
+    ops_.hc_post(y.data(), x.data(), post.data(), comb.data(), kN, kWidth, kTokens, out.data());
+    ops_.hc_head(out.data(), args, kTokens, y.data());
+    for (const auto* v : {&y, &post, &comb, &out}) add(*v);
+  }
+
+  StateRows group(int row_elems, int ratio, int tail_rows = 0) {
+    RowLayout layout{ops_.kv_dtype(), row_elems, ratio ? kBlock / ratio : tail_rows, ratio, 0, 0};
+    if (ratio == 0) layout.dtype = DType::kF32;
+    layout.row_stride_bytes = bytes_of(layout.dtype, static_cast<size_t>(row_elems));
+    layout.layer_stride_bytes = layout.row_stride_bytes * static_cast<size_t>(layout.rows_per_page);
+    auto& pages = pages_.emplace_back();
+    for (int b = 0; b < 3; ++b) pages.push_back(state_.emplace_back(layout.layer_stride_bytes, std::byte{0xFF}).data());
+    tables_.push_back(pages.data());
+    return {static_cast<int>(tables_.size()) - 1, 0, layout};
+  }
+
+  void states() {
+    constexpr int kDim = 24, kHeads = 6, kTop = 9;
+    pages_.reserve(8);
+    const StateRows plain = group(2 * 2 * kDim, 1), window = group(kDim, 1), rows = group(kDim, 4), tail = group(2 * kDim, 0, 4);
+    std::vector<float> slot(8 * 4 * kDim);
+    const std::vector<double> inv_freq = {1.0, 0.01};
+    const std::vector<float> ape = noise_.floats(4 * 2 * kDim), norm = noise_.floats(kDim), sinks = noise_.floats(kHeads);
+    const CompressArgs compress{4, kDim, true, ape.data(), norm.data(), 1e-6f, kDim - 4, 4, &inv_freq, 0};
+    int n_past = 0;
+    for (const int n : kSteps) {
+      const SeqStep seq{0, n, n_past, tables_, reinterpret_cast<std::byte*>(slot.data())};
+      std::vector<int32_t> positions, zeros(static_cast<size_t>(n), 0);
+      for (int i = 0; i < n; ++i) positions.push_back(n_past + i);
+      const Batch batch{n, kBlock, zeros, positions, zeros, std::span(&seq, 1), {}};
+      const std::vector<float> q = noise_.floats(n * kHeads * kDim, 2.0f), w = noise_.floats(n * kHeads), z = noise_.floats(n * 2 * kDim, 3.0f);
+      std::vector<float> y(q.size());
+      std::vector<int32_t> selected(static_cast<size_t>(n * kTop));
+      ops_.store_rows(noise_.floats(n * 4 * kDim).data(), 4 * kDim, 0, plain, batch);
+      ops_.attention(q.data(), plain, {kHeads, 2, kDim, 0.2f, n % 2 ? 0 : 50, sinks.data()}, batch, y.data());
+      add(y);
+      ops_.store_rows(noise_.floats(n * kDim).data(), kDim, 0, window, batch);
+      ops_.compress(noise_.floats(n * 2 * kDim).data(), z.data(), compress, {0, 8, 4 * kDim}, rows, tail, batch);
+      ops_.index_topk(q.data(), w.data(), kHeads, kDim, kTop, rows, batch, selected.data());
+      add(selected);
+      ops_.sparse_attention(q.data(), window, &rows, selected.data(), kTop, {kHeads, kDim, 0.2f, 33, sinks.data()}, batch, y.data());
+      add(y);
+      ops_.sparse_attention(q.data(), window, &rows, nullptr, 0, {kHeads, kDim, 0.2f, 33, nullptr}, batch, y.data());
+      add(y);
+      n_past += n;
+    }
+  }
+
+  Ops& ops_;
+  Noise noise_;
+  Sha256 sha_;
+  std::vector<std::vector<std::byte>> matrices_, state_;
+  std::vector<std::vector<std::byte*>> pages_;
+  std::vector<std::byte* const*> tables_;
+};
+
+}  // namespace
+
+std::string numerics_canary(Ops& ops) { return Canary(ops).run(); }
+
+}  // namespace carrel

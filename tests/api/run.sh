@@ -1,0 +1,10 @@
+#!/bin/sh
+# API tests with real clients. The clients come from the package index into build/venv; without it the test is skipped, with the reason.
+set -eu
+cd "$(dirname "$0")/../.."
+venv=build/venv
+if [ ! -f $venv/.ready ]; then
+  python3 -m venv $venv && $venv/bin/pip install -q 'openai==1.*' httpx && touch $venv/.ready ||
+    { echo "skipped: the Python clients cannot be installed"; [ -z "${CI:-}" ]; exit; }
+fi
+PYTHONPATH=tests/api exec $venv/bin/python -B tests/api/test_api.py
