@@ -42,6 +42,7 @@ struct Sequence::Impl {
   std::vector<std::vector<std::byte*>> table;    // [group][block]
   std::vector<std::byte* const*> table_rows;     // [group]
   std::vector<int64_t> first_held;               // [group]: blocks before it were left behind
+  std::vector<int64_t> n_held;                   // [group]: pages, private or leased
   PageHandle slot;
 
   ~Impl();
@@ -76,7 +77,10 @@ struct StateManager::Impl {
   const StateSpec& spec(int64_t g) const { return config.model.groups[static_cast<size_t>(g)]; }
   RecordRule rule() const { return {layouts, layout, epoch}; }
   int64_t matchable_blocks(size_t n_tokens) const { return n_tokens == 0 ? 0 : (static_cast<int64_t>(n_tokens) - 1) / block_size; }
+  int64_t peak_pages(int64_t group, int64_t n_tokens) const;
   size_t needed_bytes(int64_t n_tokens) const;
+  size_t outstanding_bytes(const Sequence::Impl& seq) const;
+  Status check_room(const Sequence::Impl& seq) const;
   Status check_fits(const AdmitRequest& request) const;
   void fill_keys(const AdmitRequest& request, BlockKeys& keys, size_t n_blocks) const;
   std::optional<int> find_namespace(const AdmitRequest& request) const;

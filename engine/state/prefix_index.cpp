@@ -31,6 +31,7 @@ PrefixIndex::PrefixIndex(const ModelState& model, int64_t max_ghosts) : model_(m
   }
   n_leased_.resize(model.groups.size());
   n_resident_.resize(model.groups.size());
+  n_idle_.resize(model.groups.size());
 }
 
 Block* PrefixIndex::find(const Digest& key) const {
@@ -100,6 +101,7 @@ Record* PrefixIndex::publish(Block* block, int group, PageHandle page, const Dig
   r->digest = digest;
   block->records[g] = std::move(made);
   n_resident_[g]++;
+  n_idle_[g]++;
   became_resident(block, is_log(model_.groups[g].kind));
   refresh(block);
   return r;
@@ -114,6 +116,7 @@ void PrefixIndex::detach(Record* record, RecordState why) {
   auto owned = std::move(block->records[g]);
   block->lost[g] = why;
   n_resident_[g]--;
+  if (record->n_leases == 0) n_idle_[g]--;
   owned->block = nullptr;
   owned->state = why;
   if (owned->n_leases > 0) orphans_.emplace(record, std::move(owned));
@@ -125,6 +128,7 @@ void PrefixIndex::detach(Record* record, RecordState why) {
 Lease PrefixIndex::lease(Record* record) {
   if (record->n_leases++ == 0) {
     n_leased_[static_cast<size_t>(record->group)]++;
+    n_idle_[static_cast<size_t>(record->group)]--;
     set_candidate(record->candidate, record->block, record->group, false, 0);
     if (is_log(model_.groups[static_cast<size_t>(record->group)].kind)) set_candidate(record->block->logs, record->block, -1, false, 0);
   }
@@ -139,6 +143,7 @@ void PrefixIndex::release(Record* record, uint64_t generation) {
     orphans_.erase(record);
     return;
   }
+  n_idle_[static_cast<size_t>(record->group)]++;
   Block* block = record->block;
   if (!is_log(model_.groups[static_cast<size_t>(record->group)].kind)) {
     refresh(block);
@@ -311,6 +316,7 @@ std::string PrefixIndex::audit() const {
   const auto breach = [](const Block& b, const char* what) { return std::string("block ") + std::to_string(b.id) + ": " + what; };
   size_t n_queued = 0;
   int64_t n_ghosts = 0;
+  std::vector<int64_t> n_idle(model_.groups.size());
   for (const auto& [key, owned] : blocks_) {
     const Block& b = *owned;
     if (key != b.key || b.tokens.size() != static_cast<size_t>(model_.block_size)) return breach(b, "key or tokens are not its own");
@@ -328,6 +334,7 @@ std::string PrefixIndex::audit() const {
         return breach(b, "a record in the index is not a published one of this block");
       if (r->candidate.queued != (!log && r->n_leases == 0)) return breach(b, "a record is queued for eviction although leased, or the reverse");
       n_queued += r->candidate.queued ? 1 : 0;
+      n_idle[g] += r->n_leases == 0 ? 1 : 0;
     }
     if (n_resident != b.n_resident || n_logs != b.n_logs || n_log_children != b.n_log_children) return breach(b, "counts are off");
     if (b.logs.queued != logs_evictable(b)) return breach(b, "log records are queued for eviction although needed, or the reverse");
@@ -337,6 +344,7 @@ std::string PrefixIndex::audit() const {
     if ((idle_ghosts_.count(b.ghosted) != 0) != (b.ghosted != 0 && b.children.empty())) return breach(b, "the list of idle ghosts is off");
   }
   if (n_queued != queue_.size()) return "the eviction queue has entries of records that are gone";
+  if (n_idle != n_idle_) return "the count of idle records is off";
   if (n_ghosts != n_ghosts_) return "the count of ghosts is off";
   for (const auto& [r, owned] : orphans_)
     if (r->n_leases <= 0 || r->block != nullptr || r->state == RecordState::kPublished) return "a record without a lease outlived its place in the index";

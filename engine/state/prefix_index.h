@@ -59,6 +59,7 @@ class PrefixIndex {
   int64_t n_ghosts() const { return n_ghosts_; }
   uint64_t n_evicted() const { return n_evicted_; }
   int64_t n_leased(int group) const { return n_leased_[static_cast<size_t>(group)]; }
+  int64_t n_idle(int group) const { return n_idle_[static_cast<size_t>(group)]; }  // resident and not leased
   int64_t n_resident(int group) const { return n_resident_[static_cast<size_t>(group)]; }
   /// Every record there is, attached or not. f(const Record&).
   template <class F>
@@ -112,7 +113,7 @@ class PrefixIndex {
   int64_t n_ghosts_ = 0;
   uint64_t next_id_ = 1, next_generation_ = 1, next_ghost_ = 1;
   uint64_t n_evicted_ = 0;
-  std::vector<int64_t> n_leased_, n_resident_;  // [group]
+  std::vector<int64_t> n_leased_, n_resident_, n_idle_;  // [group]
 };
 
 }  // namespace carrel

@@ -43,6 +43,7 @@ void Sequence::Impl::size_table(int64_t n_blocks) {
 
 void Sequence::Impl::set_cell(size_t group, int64_t block, Cell cell) {
   const auto b = static_cast<size_t>(block);
+  n_held[group] += (cell.data() != nullptr ? 1 : 0) - (table[group][b] != nullptr ? 1 : 0);
   table[group][b] = cell.data();
   cells[group][b] = std::move(cell);
 }

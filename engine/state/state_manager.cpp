@@ -72,18 +72,44 @@ Result<std::unique_ptr<StateManager>> StateManager::create(StateConfig config) {
 StateManager::StateManager(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 StateManager::~StateManager() = default;
 
-/// The most that one sequence of n tokens holds at a time when it runs alone.
-size_t StateManager::Impl::needed_bytes(int64_t n_tokens) const {
+/// The most pages of a group that one sequence of n tokens holds at a time when it runs alone.
+int64_t StateManager::Impl::peak_pages(int64_t group, int64_t n_tokens) const {
   const int64_t n_blocks = (n_tokens + block_size - 1) / block_size;
   const int64_t step_blocks = (std::min(config.max_step_tokens, n_tokens) + block_size - 1) / block_size + 1;
+  if (spec(group).kind == StateKind::kWindow) return std::min(n_blocks, window_blocks(spec(group), block_size) + step_blocks);
+  if (spec(group).kind == StateKind::kTail) return std::min(n_blocks, 1 + step_blocks);
+  return n_blocks;
+}
+
+size_t StateManager::Impl::needed_bytes(int64_t n_tokens) const {
   size_t n = pool.bytes_of_kind(pool.slot_kind());
-  for (int64_t g = 0; g < n_groups(); g++) {
-    int64_t pages = n_blocks;
-    if (spec(g).kind == StateKind::kWindow) pages = std::min(pages, window_blocks(spec(g), block_size) + step_blocks);
-    if (spec(g).kind == StateKind::kTail) pages = std::min(pages, 1 + step_blocks);
-    n += static_cast<size_t>(pages) * pool.bytes_of_kind(static_cast<int>(g));
-  }
+  for (int64_t g = 0; g < n_groups(); g++) n += static_cast<size_t>(peak_pages(g, n_tokens)) * pool.bytes_of_kind(static_cast<int>(g));
   return n;
+}
+
+/// What a live sequence still has to take until its prompt is computed.
+size_t StateManager::Impl::outstanding_bytes(const Sequence::Impl& seq) const {
+  const auto n_prompt = static_cast<int64_t>(seq.n_prompt);
+  if (seq.n_past >= n_prompt) return 0;
+  size_t n = 0;
+  for (int64_t g = 0; g < n_groups(); g++)
+    n += static_cast<size_t>(std::max<int64_t>(0, peak_pages(g, n_prompt) - seq.n_held[static_cast<size_t>(g)])) * pool.bytes_of_kind(static_cast<int>(g));
+  return n;
+}
+
+/// Whether the prompts of all live sequences and of this one can be computed side by side: else they would take each other's space away.
+Status StateManager::Impl::check_room(const Sequence::Impl& seq) const {
+  if (live.empty()) return {};
+  size_t wanted = outstanding_bytes(seq) + pool.bytes_of_kind(pool.slot_kind());
+  for (const Sequence::Impl* other : live) wanted += outstanding_bytes(*other);
+  size_t evictable = 0;
+  for (int g = 0; g < static_cast<int>(n_groups()); g++) evictable += static_cast<size_t>(index.n_idle(g)) * pool.bytes_of_kind(g);
+  const size_t there = pool.budget_bytes() - pool.used_bytes() + evictable;
+  if (wanted <= there) return {};
+  return fail(Code::kExhausted,
+              "the prompts of " + std::to_string(live.size()) + " live sequences and this one need " + bytes_text(wanted) + " more, " + bytes_text(there) +
+                  " are free or evictable",
+              "cache.max_size_gb");
 }
 
 Status StateManager::Impl::check_fits(const AdmitRequest& request) const {
@@ -207,9 +233,11 @@ Result<Admission> StateManager::Impl::admit_locked(const AdmitRequest& request, 
   seq->table.resize(static_cast<size_t>(n_groups()));
   seq->table_rows.resize(static_cast<size_t>(n_groups()));
   seq->first_held.resize(static_cast<size_t>(n_groups()));
+  seq->n_held.resize(static_cast<size_t>(n_groups()));
   seq->likely_points = {static_cast<int64_t>(walk.chain.size()), max_blocks, n_full};
   pin(*seq, walk, hit);
-  Status space = reserve_locked(*seq, std::min<int64_t>(block_size, static_cast<int64_t>(request.tokens.size()) - seq->n_past));
+  Status space = check_room(*seq);
+  if (space) space = reserve_locked(*seq, std::min<int64_t>(block_size, static_cast<int64_t>(request.tokens.size()) - seq->n_past));
   if (space && config.model.slot_bytes > 0) {
     seq->slot = take(pool.slot_kind());
     if (!seq->slot) space = fail(Code::kExhausted, "no space for the rings of another sequence", "cache.max_size_gb");

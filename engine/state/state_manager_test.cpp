@@ -263,6 +263,21 @@ TEST(StateManager, RefusesAtOnceWhatCanNeverFit) {
   EXPECT_EQ(m->admit(ask({}, "a")).error().code, Code::kInvalidArgument);
 }
 
+TEST(StateManager, PromptsThatCannotBeComputedSideBySideWait) {
+  const ModelState model = plain();
+  auto m = make(config_of(model, page_bytes(model.groups[0], 64) * 20));
+  auto first = start(*m, ask(text(64 * 12, 1)));  // took one block of twelve
+  const auto b = text(64 * 9, 2), c = text(64 * 7, 3);
+  auto second = m->admit(ask(b));
+  ASSERT_FALSE(second);
+  EXPECT_EQ(second.error().code, Code::kExhausted);
+  EXPECT_TRUE(m->admit(ask(c))) << "12 and 7 fit";
+  EXPECT_EQ(first->finish(), "");
+  EXPECT_FALSE(m->admit(ask(b)));
+  first.reset();
+  EXPECT_TRUE(m->admit(ask(b))->sequence);
+}
+
 TEST(StateManager, ReserveTakesAllOrNothingAndIsIdempotent) {
   const ModelState model = v4_like();
   auto m = make(config_of(model, 200'000));
