@@ -1,5 +1,5 @@
-// Inside of the state manager, shared by its three sources: state_manager.cpp (admit, match, purge), sequence.cpp (reserve, advance, release)
-// and audit.cpp (the four invariants). Nobody else includes this.
+// Inside of the state manager, shared by its three sources: state_manager.cpp (admit, match, purge), sequence.cpp (reserve, advance,
+// release) and audit.cpp (the four invariants). Nobody else includes this.
 #pragma once
 #include <atomic>
 #include <map>
@@ -30,13 +30,13 @@ struct Sequence::Impl {
   Digest secret{};
   uint32_t epoch = 0;
   bool reuse = true;
-  bool storing = true;        // may publish; ends for good at a purge, an epoch, a key collision, a digest mismatch
+  bool storing = true;          // may publish; ends for good at a purge, an epoch, a key collision, a digest mismatch
   std::vector<int32_t> tokens;  // the prompt, then what advance added
   size_t n_prompt = 0;
-  BlockKeys keys;             // of the prompt's full blocks, longer as blocks fill
+  BlockKeys keys;  // of the prompt's full blocks, longer as blocks fill
   int64_t n_past = 0;
   Match match;
-  std::vector<int64_t> likely_points;  // in blocks: where later requests probably resume
+  std::vector<int64_t> likely_points;            // in blocks: where later requests probably resume
   int64_t announced_from = 0, announced_to = 0;  // blocks [from, to) that others may wait for
   std::vector<std::vector<Cell>> cells;          // [group][block]
   std::vector<std::vector<std::byte*>> table;    // [group][block]
@@ -64,7 +64,7 @@ struct StateManager::Impl {
   PrefixIndex index;
   uint32_t layout = 1;  // number of the page layout of this process; records of another one carry another number
   uint32_t epoch = 1;
-  uint64_t tick = 0;    // admissions so far: the clock of decay
+  uint64_t tick = 0;  // admissions so far: the clock of decay
   std::map<std::pair<std::string, Digest>, int> namespaces;
   std::unordered_map<Digest, int, DigestHash> announced;  // blocks that live sequences are computing → how many of them
   std::set<Sequence::Impl*> live;

@@ -136,7 +136,8 @@ Lease PrefixIndex::lease(Record* record) {
 }
 
 void PrefixIndex::release(Record* record, uint64_t generation) {
-  if (record->generation != generation || record->n_leases <= 0) std::abort();  // a lease that names another record would free a page in use
+  if (record->generation != generation || record->n_leases <= 0)
+    std::abort();  // a lease that names another record would free a page in use
   if (--record->n_leases > 0) return;
   n_leased_[static_cast<size_t>(record->group)]--;
   if (record->block == nullptr) {
@@ -179,8 +180,8 @@ bool PrefixIndex::point_alive(const Block& block) const {
   return true;
 }
 
-/// log2 of decayed hits × tokens back to the previous restorable point / bytes, on a scale on which all scores decay alike: time need not be
-/// entered anew.
+/// log2 of decayed hits × tokens back to the previous restorable point / bytes, on a scale on which all scores decay alike: time need not
+/// be entered anew.
 double PrefixIndex::point_score(const Block& block) const {
   if (!point_alive(block) || block.hits <= 0) return kWorthless;
   int64_t back = 1;
@@ -189,7 +190,8 @@ double PrefixIndex::point_score(const Block& block) const {
   for (size_t g = 0; g < model_.groups.size(); g++) {
     const StateSpec& spec = model_.groups[g];
     if (spec.kind == StateKind::kTail) bytes += page_bytes_[g];
-    if (spec.kind == StateKind::kWindow) bytes += page_bytes_[g] * static_cast<size_t>(std::min(window_blocks(spec, model_.block_size), block.depth + 1));
+    if (spec.kind == StateKind::kWindow)
+      bytes += page_bytes_[g] * static_cast<size_t>(std::min(window_blocks(spec, model_.block_size), block.depth + 1));
   }
   return std::log2(block.hits) + static_cast<double>(block.hits_tick) / kHalfLifeTicks +
          std::log2(static_cast<double>(back * model_.block_size) / static_cast<double>(std::max<size_t>(bytes, 1)));
@@ -230,7 +232,9 @@ void PrefixIndex::refresh(Block* block) {
     if (is_log(kind)) continue;
     const bool wanted = r->n_leases == 0;
     set_candidate(r->candidate, block, r->group, wanted,
-                  !wanted ? 0 : kind == StateKind::kTail ? point_score(*block) : window_score(*block, r->group));
+                  !wanted                    ? 0
+                  : kind == StateKind::kTail ? point_score(*block)
+                                             : window_score(*block, r->group));
   }
 }
 
@@ -299,7 +303,8 @@ int64_t PrefixIndex::erase(int ns) {
   std::vector<Block*> doomed;
   for (const auto& [key, block] : blocks_)
     if (ns < 0 || block->ns == ns) doomed.push_back(block.get());
-  std::sort(doomed.begin(), doomed.end(), [](const Block* a, const Block* b) { return a->depth != b->depth ? a->depth > b->depth : a->id < b->id; });
+  std::sort(doomed.begin(), doomed.end(),
+            [](const Block* a, const Block* b) { return a->depth != b->depth ? a->depth > b->depth : a->id < b->id; });
   int64_t n = 0;
   for (Block* b : doomed) {
     for (size_t g = 0; g < b->records.size(); g++) {
@@ -320,7 +325,8 @@ std::string PrefixIndex::audit() const {
   for (const auto& [key, owned] : blocks_) {
     const Block& b = *owned;
     if (key != b.key || b.tokens.size() != static_cast<size_t>(model_.block_size)) return breach(b, "key or tokens are not its own");
-    if (b.parent != nullptr && (b.child_slot >= b.parent->children.size() || b.parent->children[b.child_slot] != &b || b.depth != b.parent->depth + 1))
+    if (b.parent != nullptr &&
+        (b.child_slot >= b.parent->children.size() || b.parent->children[b.child_slot] != &b || b.depth != b.parent->depth + 1))
       return breach(b, "its parent does not know it");
     int n_resident = 0, n_logs = 0, n_log_children = 0;
     for (const Block* c : b.children) n_log_children += c->n_logs > 0 ? 1 : 0;
@@ -332,7 +338,8 @@ std::string PrefixIndex::audit() const {
       n_logs += log ? 1 : 0;
       if (r->block != &b || r->group != static_cast<int>(g) || r->state != RecordState::kPublished || !r->page)
         return breach(b, "a record in the index is not a published one of this block");
-      if (r->candidate.queued != (!log && r->n_leases == 0)) return breach(b, "a record is queued for eviction although leased, or the reverse");
+      if (r->candidate.queued != (!log && r->n_leases == 0))
+        return breach(b, "a record is queued for eviction although leased, or the reverse");
       n_queued += r->candidate.queued ? 1 : 0;
       n_idle[g] += r->n_leases == 0 ? 1 : 0;
     }
@@ -347,7 +354,8 @@ std::string PrefixIndex::audit() const {
   if (n_idle != n_idle_) return "the count of idle records is off";
   if (n_ghosts != n_ghosts_) return "the count of ghosts is off";
   for (const auto& [r, owned] : orphans_)
-    if (r->n_leases <= 0 || r->block != nullptr || r->state == RecordState::kPublished) return "a record without a lease outlived its place in the index";
+    if (r->n_leases <= 0 || r->block != nullptr || r->state == RecordState::kPublished)
+      return "a record without a lease outlived its place in the index";
   return {};
 }
 

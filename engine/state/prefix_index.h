@@ -27,8 +27,12 @@ struct DigestHash {
 };
 
 /// Blocks before point p whose rows a window group must hold to resume at p (architectures 5.4): rows [p-W+1, p).
-inline int64_t window_blocks(const StateSpec& spec, int block_size) { return (spec.window - 1 + block_size - 1) / block_size; }
-inline bool is_log(StateKind kind) { return kind == StateKind::kCompressedKv || kind == StateKind::kIndexer; }
+inline int64_t window_blocks(const StateSpec& spec, int block_size) {
+  return (spec.window - 1 + block_size - 1) / block_size;
+}
+inline bool is_log(StateKind kind) {
+  return kind == StateKind::kCompressedKv || kind == StateKind::kIndexer;
+}
 
 class PrefixIndex {
  public:

@@ -446,7 +446,8 @@ TEST(StateManager, ThreadsMatchWhileAnEvictorRuns) {
     threads.emplace_back([&, t] {
       Dice dice(t);
       for (int i = 0; i < 60; i++) {
-        const auto a = join(text(256, 1 + static_cast<uint64_t>(dice.below(2))), text(dice.below(200) + 1, static_cast<uint64_t>(dice.below(4))));
+        const auto a =
+            join(text(256, 1 + static_cast<uint64_t>(dice.below(2))), text(dice.below(200) + 1, static_cast<uint64_t>(dice.below(4))));
         auto admission = m->admit(ask(a, dice.percent(50) ? "a" : "b"));
         if (!admission || !admission->sequence) continue;
         Reader run(m->config().model, std::move(*admission->sequence), a);
