@@ -1,0 +1,69 @@
+"""A real checkpoint through the real door: imported, served, and held against the vectors of golden/real."""
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "api"))
+from harness import BIN, Server  # noqa: E402
+
+MODEL = os.environ["CARREL_REAL_MODEL"]
+GOLDEN = "tests/golden/real/smollm2-135m-instruct-q4_1"
+
+
+def first_token(server, ids):
+    status, r = server.call("/v1/completions", {"model": "smol", "prompt": ids, "max_tokens": 1, "temperature": 0, "logprobs": 20}, timeout=300)
+    assert status == 200, r
+    return r["choices"][0]
+
+
+class SmolLM2(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.data = tempfile.mkdtemp(prefix="carrel-real-")
+        out = subprocess.run([BIN, "model", "import", MODEL, "--name", "smol", "--data", cls.data, "--json"], capture_output=True, text=True)
+        assert out.returncode == 0, out.stderr
+        cls.prompts = json.load(open(GOLDEN + "/prompts.json"))["prompts"]
+
+    def serve(self, ops):
+        return Server("--model", "smol", data=self.data, env={"CARREL_DEVICES_OPS": ops, "CARREL_SERVER_TIMEOUT_SECONDS": "600"})
+
+    def test_exact_path_within_a_thousandth(self):
+        server = self.serve("exact")
+        key = server.key or server.cli("key", "create")["key"]
+        server.key = key
+        try:
+            for p in self.prompts:
+                if p["n"] > 100:
+                    continue  # the long prompt: logprobs of every position are compared by the engine's own tests
+                choice = first_token(server, p["ids"])
+                want = {t: logit - p["logsumexp"] for t, logit, _ in p["top20"]}
+                status, g = server.call("/v1/completions", {"model": "smol", "prompt": p["ids"], "max_tokens": len(p["greedy"]["ids"]), "temperature": 0, "ignore_eos": True}, timeout=300)
+                status, ids = server.call("/v1/tokenize", {"text": p["text"]})
+                self.assertLess(abs(choice["logprobs"]["token_logprobs"][0] - max(want.values())), 0.001, p["id"])
+                got = sorted(choice["logprobs"]["top_logprobs"][0].values(), reverse=True)
+                for a, b in zip(got, sorted(want.values(), reverse=True)):
+                    self.assertLess(abs(a - b), 0.001, p["id"])
+        finally:
+            server.stop()
+
+    def test_tokens_agree(self):
+        server = self.serve("fast")
+        server.key = server.key or server.cli("key", "create")["key"]
+        try:
+            strings = json.load(open(GOLDEN + "/tokens.json"))
+            strings = strings["cases"]
+            for s in strings:
+                status, r = server.call("/v1/tokenize", {"text": s["text"]})
+                self.assertEqual(r["tokens"], s.get("ids_plain", s["ids"]), s["text"])
+            status, r = server.call("/v1/chat/completions", {"model": "smol", "messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0, "max_tokens": 20}, timeout=300)
+            self.assertEqual(status, 200, r)
+            self.assertIn("Paris", r["choices"][0]["message"]["content"])
+        finally:
+            server.stop()
+
+
+if __name__ == "__main__":
+    unittest.main()
