@@ -1,5 +1,5 @@
-// Holds the tokenizer against published vocabularies: folders as in golden/text/tokenizers (files packed by xz, read through the `xz` program).
-// What `carrel golden` prints and what tests assert. Threads: none of its own.
+// Holds the tokenizer against published vocabularies: folders as in golden/text/tokenizers (files packed by xz, read through the `xz`
+// program). What `carrel golden` prints and what tests assert. Threads: none of its own.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -18,7 +18,7 @@ struct GoldenTextReport {
 /// The content of FILE or FILE.xz.
 Result<std::string> read_packed(Env* env, const std::string& path);
 
-/// One family: every id and text field of vectors.jsonl, every stream of stream.jsonl; with vocab.gguf, nothing further.
+/// One family: every id and text field of vectors.jsonl, every stream of stream.jsonl, piece by piece.
 Result<GoldenTextReport> check_tokenizer_family(Env* env, const std::string& dir);
 /// split_patterns.json(l): the pieces that each published split cuts the corpus into.
 Result<GoldenTextReport> check_split_patterns(Env* env, const std::string& dir);

@@ -1,46 +1,55 @@
+// The golden text vectors, read in place from the shared folder (CARREL_SHARED, default: beside the checkout).
 #include "engine/text/golden_text.h"
 
 #include <gtest/gtest.h>
 
+#include <cstdio>
 #include <cstdlib>
 
 namespace carrel {
 namespace {
 
-/// Folder of the published vectors, or empty (then the test skips; under CI it fails).
-std::string text_vectors() {
+/// The folder, or empty after a printed reason; under CI its absence is a failure.
+std::string golden_tokenizers() {
   const char* shared = std::getenv("CARREL_SHARED");
-  const std::string dir = std::string(shared != nullptr ? shared : "../shared") + "/golden/text";
-  return Env::real()->is_dir(dir) ? dir : "";
+  const std::string dir = std::string(shared != nullptr ? shared : "../shared") + "/golden/text/tokenizers";
+  if (Env::real()->is_dir(dir)) return dir;
+  EXPECT_EQ(std::getenv("CI"), nullptr) << "no golden text vectors at " << dir << "; set CARREL_SHARED";
+  std::printf("skipped: no golden text vectors at %s (set CARREL_SHARED)\n", dir.c_str());
+  return {};
 }
 
-void expect_clean(const Result<GoldenTextReport>& report, int64_t at_least) {
-  ASSERT_TRUE(report) << report.error().text();
-  EXPECT_GE(report->n_checks, at_least);
-  std::string failures;
-  for (const std::string& f : report->failures) failures += f + "\n";
-  EXPECT_EQ(report->n_failed, 0) << failures;
+void expect_all(const Result<GoldenTextReport>& r, int64_t at_least) {
+  ASSERT_TRUE(r) << r.error().text();
+  EXPECT_GE(r->n_checks, at_least);
+  EXPECT_EQ(r->n_failed, 0);
+  for (const std::string& f : r->failures) ADD_FAILURE() << f;
 }
 
-class GoldenText : public testing::TestWithParam<const char*> {};
+struct Family {
+  const char* name;
+  int64_t n_vectors;
+  int64_t n_streams;
+};
 
-TEST_P(GoldenText, EveryVectorAndStream) {
-  const std::string dir = text_vectors();
-  if (dir.empty()) {
-    ASSERT_EQ(std::getenv("CI"), nullptr) << "../shared/golden/text is missing";
-    std::printf("skipped: published tokenizers (CARREL_SHARED names no folder with golden/text)\n");
-    GTEST_SKIP();
-  }
-  expect_clean(check_tokenizer_family(Env::real(), dir + "/tokenizers/" + GetParam()), 1500);
-}
+class GoldenTokenizer : public testing::TestWithParam<Family> {};
 
-INSTANTIATE_TEST_SUITE_P(Families, GoldenText, testing::Values("qwen3", "gpt_oss", "gemma3", "deepseek_v3", "llama3", "gpt2", "llama2_spm"),
-                         [](const auto& info) { return std::string(info.param); });
-
-TEST(GoldenSplits, EveryPublishedPattern) {
-  const std::string dir = text_vectors();
+TEST_P(GoldenTokenizer, all_vectors_and_streams) {
+  const std::string dir = golden_tokenizers();
   if (dir.empty()) GTEST_SKIP();
-  expect_clean(check_split_patterns(Env::real(), dir + "/tokenizers"), 1700);
+  expect_all(check_tokenizer_family(Env::real(), dir + "/" + GetParam().name), 8 * GetParam().n_vectors + GetParam().n_streams);
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, GoldenTokenizer,
+                         testing::Values(Family{"qwen3", 329, 39}, Family{"gpt_oss", 314, 44}, Family{"gemma3", 477, 43},
+                                         Family{"deepseek_v3", 324, 42}, Family{"llama3", 310, 44}, Family{"gpt2", 273, 44},
+                                         Family{"llama2_spm", 292, 46}),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+TEST(GoldenText, split_patterns) {
+  const std::string dir = golden_tokenizers();
+  if (dir.empty()) GTEST_SKIP();
+  expect_all(check_split_patterns(Env::real(), dir), 1792);
 }
 
 }  // namespace
