@@ -5,6 +5,7 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <tuple>
 
 #include "engine/model/json_text.h"
 
@@ -204,9 +205,8 @@ Result<SafetensorsFile> read_safetensors(std::span<const std::byte> file, const 
     CARREL_ASSIGN(TensorInfo t, to_tensor(e, data, data_at, where));
     out.tensors.push_back(std::move(t));
   }
-  std::ranges::stable_sort(out.tensors, [](const TensorInfo& a, const TensorInfo& b) {
-    return std::pair(a.bytes.data(), a.bytes.size()) < std::pair(b.bytes.data(), b.bytes.size());
-  });
+  std::ranges::sort(out.tensors, {},
+                    [](const TensorInfo& t) { return std::tuple(t.bytes.data(), t.bytes.size(), std::string_view(t.name)); });
   CARREL_TRY(check_tiling(out.tensors, data, data_at, where));
   return out;
 }

@@ -70,6 +70,11 @@ class Fields {
   std::string* error_;
 };
 
+/// Of a request, by its id.
+std::string_view kind_of(const std::string& id) {
+  return id.starts_with('m') ? "matrix" : id.starts_with('v') ? "vector" : id.starts_with('t') ? "table" : "unknown";
+}
+
 StoredPiece read_piece(const Json& j, std::string* error) {
   Fields f(j, error);
   StoredPiece p;
@@ -77,7 +82,7 @@ StoredPiece read_piece(const Json& j, std::string* error) {
   p.tensor = f.text("tensor", 1024);
   const std::string kind = f.text("kind", 16);
   p.is_matrix = kind == "matrix";
-  if (!p.is_matrix && kind != "vector" && kind != "table") f.fail_with("kind of " + p.tensor);
+  if (kind != kind_of(p.id)) f.fail_with("kind of " + p.tensor);
   p.rows = f.integer("rows", kMaxElements);
   p.cols = f.integer("cols", kMaxSide);
   p.offset = static_cast<uint64_t>(f.integer("offset", INT64_MAX / 2));
@@ -152,7 +157,7 @@ std::string encode_manifest(const Manifest& m) {
   for (const StoredPiece& p : m.pieces) {
     Json e = {{"id", p.id},         {"tensor", p.tensor}, {"rows", p.rows},         {"cols", p.cols},
               {"offset", p.offset}, {"bytes", p.bytes},   {"sha256", hex(p.sha256)}};
-    e["kind"] = p.is_matrix ? "matrix" : p.id.starts_with('t') ? "table" : "vector";
+    e["kind"] = kind_of(p.id);
     if (p.is_matrix) {
       e["form"] = static_cast<int>(p.form);
       e["form_name"] = to_string(p.form);
