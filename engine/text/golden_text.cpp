@@ -1,6 +1,7 @@
 // See golden_text.h.
 #include "engine/text/golden_text.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -117,18 +118,27 @@ void check_stream(const Tokenizer& tokenizer, const json& j, GoldenTextReport& r
                 json(pieces).dump().substr(0, 300));
 }
 
-Status check_family(Env* env, const std::string& dir, GoldenTextReport& report) {
-  CARREL_ASSIGN(std::string tokenizer_json, read_packed(env, dir + "/tokenizer.json"));
-  CARREL_ASSIGN(std::string config, read_packed(env, dir + "/tokenizer_config.json"));
+Status check_all(Env* env, const Tokenizer& tokenizer, const std::string& dir, GoldenTextReport& report) {
   CARREL_ASSIGN(std::string vectors, read_packed(env, dir + "/vectors.jsonl"));
   CARREL_ASSIGN(std::string streams, read_packed(env, dir + "/stream.jsonl"));
-  CARREL_ASSIGN(auto tokenizer, Tokenizer::from_json({tokenizer_json, config, {}}));
-  const Vectors check{*tokenizer, report};
+  const Vectors check{tokenizer, report};
   CARREL_TRY(for_each_line(vectors, dir + "/vectors.jsonl", [&](const json& j) { return check.check(j); }));
   return for_each_line(streams, dir + "/stream.jsonl", [&](const json& j) -> Status {
-    check_stream(*tokenizer, j, report);
+    check_stream(tokenizer, j, report);
     return {};
   });
+}
+
+Status check_cases(const Tokenizer& tokenizer, const json& root, std::span<const std::string> skip, GoldenTextReport& report) {
+  const Vectors check{tokenizer, report};
+  for (const json& j : root.at("cases")) {
+    const std::string text = j.at("text").get<std::string>();
+    if (std::find(skip.begin(), skip.end(), text) != skip.end()) continue;
+    CARREL_TRY(check.ids(j, "", "ids", text, {false, true}));
+    CARREL_TRY(check.ids(j, "", "ids_plain", text, {false, false}));
+    check.decoded(j, "", "dec", "ids", false);
+  }
+  return {};
 }
 
 Status check_splits(Env* env, const std::string& dir, GoldenTextReport& report) {
@@ -175,7 +185,21 @@ Result<std::string> read_packed(Env* env, const std::string& path) {
 }
 
 Result<GoldenTextReport> check_tokenizer_family(Env* env, const std::string& dir) {
-  return guarded(dir, [&](GoldenTextReport& report) { return check_family(env, dir, report); });
+  CARREL_ASSIGN(std::string tokenizer_json, read_packed(env, dir + "/tokenizer.json"));
+  CARREL_ASSIGN(std::string config, read_packed(env, dir + "/tokenizer_config.json"));
+  CARREL_ASSIGN(auto tokenizer, Tokenizer::from_json({tokenizer_json, config, {}}));
+  return check_tokenizer(env, *tokenizer, dir);
+}
+
+Result<GoldenTextReport> check_tokenizer(Env* env, const Tokenizer& tokenizer, const std::string& dir) {
+  return guarded(dir, [&](GoldenTextReport& report) { return check_all(env, tokenizer, dir, report); });
+}
+
+Result<GoldenTextReport> check_token_cases(Env* env, const Tokenizer& tokenizer, const std::string& path,
+                                           std::span<const std::string> skip) {
+  CARREL_ASSIGN(std::string text, read_packed(env, path));
+  CARREL_ASSIGN(json root, parse(text, path));
+  return guarded(path, [&](GoldenTextReport& report) { return check_cases(tokenizer, root, skip, report); });
 }
 
 Result<GoldenTextReport> check_split_patterns(Env* env, const std::string& dir) {

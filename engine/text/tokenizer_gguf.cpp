@@ -70,6 +70,11 @@ Result<const Split*> find_split(const std::string& name) {
               "tokenizer.ggml.pre");
 }
 
+std::string with_space_marks(std::string text) {
+  for (size_t at = 0; (at = text.find(' ', at)) != text.npos; at += 3) text.replace(at, 1, "\xE2\x96\x81");
+  return text;
+}
+
 class Loader {
  public:
   explicit Loader(const GgufVocab& v) : v_(v) {}
@@ -166,8 +171,10 @@ class Loader {
       if (byte_level_) {
         if (type == GgufVocab::kUnused) continue;
         if (auto raw = tok::bytes_of_chars(text)) impl_->bpe.vocab.add(*raw, id);
-      } else if (type == GgufVocab::kNormal || type == GgufVocab::kUserDefined) {
+      } else if (type == GgufVocab::kNormal) {
         impl_->bpe.vocab.add(text, id);
+      } else if (type == GgufVocab::kUserDefined) {
+        impl_->bpe.vocab.add(with_space_marks(text), id);  // runs of spaces are stored plain; a typed U+2581 is a space here
       }
     }
     return {};
