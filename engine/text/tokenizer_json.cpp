@@ -100,10 +100,12 @@ class Loader {
   }
 
   Status read_vocab() {
+    // Gaps are rare and small; a lone huge id must not make the table huge.
+    max_id_ = std::min<int64_t>(tok::kMaxTokenId, static_cast<int64_t>(8 * file_.vocab.size()) + 65536);
     impl_->bpe.vocab.reserve(file_.vocab.size());
     impl_->by_text.reserve(file_.vocab.size());
     for (const auto& [text, id64] : file_.vocab) {
-      if (id64 < 0 || id64 > tok::kMaxTokenId) {
+      if (id64 < 0 || id64 > max_id_) {
         return fail(Code::kCorrupt, "token '" + text.substr(0, 60) + "' has the id " + std::to_string(id64) + ", out of range", kWhere);
       }
       const auto id = static_cast<int32_t>(id64);
@@ -156,7 +158,7 @@ class Loader {
     // The vocabulary wins over the id in the list, as in the reference.
     if (auto known = impl_->find(t.content)) {
       id = *known;
-    } else if (id < 0 || id > tok::kMaxTokenId) {
+    } else if (id < 0 || id > max_id_) {
       return fail(Code::kCorrupt, "the added token '" + t.content.substr(0, 60) + "' has an id out of range", kWhere);
     }
     t.id = static_cast<int32_t>(id);
@@ -252,6 +254,7 @@ class Loader {
   tok::TokenizerFile file_;
   tok::TokenDecoder decoder_;
   tok::StringIndex added_ids_;
+  int64_t max_id_ = 0;
   std::vector<AddedToken> added_;
   std::unique_ptr<Tokenizer::Impl> impl_ = std::make_unique<Tokenizer::Impl>();
 };

@@ -194,6 +194,7 @@ TEST(HostileFiles, clear_errors) {
       {"model", [](json& j) { j.erase("model"); }},
       {"vocabulary", [](json& j) { j["model"].erase("vocab"); }},
       {"range", [](json& j) { j["model"]["vocab"]["zz"] = 2'000'000'000; }},
+      {"range", [](json& j) { j["model"]["vocab"]["zz"] = 1'000'000; }},
       {"range", [](json& j) { j["model"]["vocab"]["zz"] = -1; }},
       {"wrong type", [](json& j) { j["model"]["vocab"]["zz"] = "x"; }},
       {"taken", [](json& j) { j["model"]["vocab"]["zz"] = 3; }},
