@@ -64,7 +64,8 @@ const AddedToken* AddedTokenMatcher::longest_at(std::string_view text, size_t at
     }
     if (at + depth >= text.size()) break;
     const uint8_t c = static_cast<uint8_t>(text[at + depth]);
-    auto first = tokens_.begin() + static_cast<std::ptrdiff_t>(range.begin), last = tokens_.begin() + static_cast<std::ptrdiff_t>(range.end);
+    auto first = tokens_.begin() + static_cast<std::ptrdiff_t>(range.begin),
+         last = tokens_.begin() + static_cast<std::ptrdiff_t>(range.end);
     first = std::partition_point(first, last, [&](const AddedToken& t) { return static_cast<uint8_t>(t.content[depth]) < c; });
     last = std::partition_point(first, last, [&](const AddedToken& t) { return static_cast<uint8_t>(t.content[depth]) <= c; });
     range = {static_cast<size_t>(first - tokens_.begin()), static_cast<size_t>(last - tokens_.begin())};

@@ -28,9 +28,8 @@ void BpeModel::units(std::string_view word, std::vector<Symbol>& out) const {
       unknown_open = false;
       continue;
     }
-    const bool all_bytes = byte_fallback && std::all_of(unit.begin(), unit.end(), [this](char c) {
-                             return byte_ids[static_cast<uint8_t>(c)] != kNoToken;
-                           });
+    const bool all_bytes =
+        byte_fallback && std::all_of(unit.begin(), unit.end(), [this](char c) { return byte_ids[static_cast<uint8_t>(c)] != kNoToken; });
     if (all_bytes) {
       for (size_t k = 0; k < n; ++k) add(byte_ids[static_cast<uint8_t>(unit[k])], i + k, 1);
       continue;
@@ -169,7 +168,11 @@ void BpeModel::encode_by(std::string_view word, bool heap, std::vector<int32_t>&
   emit(word, symbols, out);
 }
 
-void BpeModel::encode(std::string_view word, std::vector<int32_t>& out) const { encode_by(word, word.size() > 48, out); }
-void BpeModel::encode_with_heap(std::string_view word, std::vector<int32_t>& out) const { encode_by(word, true, out); }
+void BpeModel::encode(std::string_view word, std::vector<int32_t>& out) const {
+  encode_by(word, word.size() > 48, out);
+}
+void BpeModel::encode_with_heap(std::string_view word, std::vector<int32_t>& out) const {
+  encode_by(word, true, out);
+}
 
 }  // namespace carrel::tok

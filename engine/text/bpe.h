@@ -11,9 +11,9 @@
 namespace carrel::tok {
 
 struct BpeModel {
-  StringIndex vocab;        // pieces a merge may start from or (scores) end in; raw bytes when byte_level
-  MergeIndex merges;        // empty with scores
-  std::vector<float> scores;  // by id; used when by_score
+  StringIndex vocab;                    // pieces a merge may start from or (scores) end in; raw bytes when byte_level
+  MergeIndex merges;                    // empty with scores
+  std::vector<float> scores;            // by id; used when by_score
   std::array<int32_t, 256> byte_ids{};  // <0x00> .. <0xFF>; kNoToken where absent
   int32_t unk_id = kNoToken;
   bool byte_level = false;     // the units of a word are bytes, otherwise UTF-8 characters

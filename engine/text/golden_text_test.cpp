@@ -1,46 +1,100 @@
+// The golden text vectors, read in place from the shared folder (CARREL_SHARED, default: beside the checkout).
 #include "engine/text/golden_text.h"
 
 #include <gtest/gtest.h>
 
+#include <cstdio>
 #include <cstdlib>
+
+#include "engine/model/gguf.h"
+#include "engine/text/tokenizer.h"
 
 namespace carrel {
 namespace {
 
-/// Folder of the published vectors, or empty (then the test skips; under CI it fails).
-std::string text_vectors() {
+/// The folder, or empty after a printed reason; under CI its absence is a failure.
+std::string golden_tokenizers() {
   const char* shared = std::getenv("CARREL_SHARED");
-  const std::string dir = std::string(shared != nullptr ? shared : "../shared") + "/golden/text";
-  return Env::real()->is_dir(dir) ? dir : "";
+  const std::string dir = std::string(shared != nullptr ? shared : "../shared") + "/golden/text/tokenizers";
+  if (Env::real()->is_dir(dir)) return dir;
+  EXPECT_EQ(std::getenv("CI"), nullptr) << "no golden text vectors at " << dir << "; set CARREL_SHARED";
+  std::printf("skipped: no golden text vectors at %s (set CARREL_SHARED)\n", dir.c_str());
+  return {};
 }
 
-void expect_clean(const Result<GoldenTextReport>& report, int64_t at_least) {
-  ASSERT_TRUE(report) << report.error().text();
-  EXPECT_GE(report->n_checks, at_least);
-  std::string failures;
-  for (const std::string& f : report->failures) failures += f + "\n";
-  EXPECT_EQ(report->n_failed, 0) << failures;
+void expect_all(const Result<GoldenTextReport>& r, int64_t at_least) {
+  ASSERT_TRUE(r) << r.error().text();
+  EXPECT_GE(r->n_checks, at_least);
+  EXPECT_EQ(r->n_failed, 0);
+  for (const std::string& f : r->failures) ADD_FAILURE() << f;
 }
 
-class GoldenText : public testing::TestWithParam<const char*> {};
+struct Family {
+  const char* name;
+  int64_t n_vectors;
+  int64_t n_streams;
+};
 
-TEST_P(GoldenText, EveryVectorAndStream) {
-  const std::string dir = text_vectors();
-  if (dir.empty()) {
-    ASSERT_EQ(std::getenv("CI"), nullptr) << "../shared/golden/text is missing";
-    std::printf("skipped: published tokenizers (CARREL_SHARED names no folder with golden/text)\n");
+class GoldenTokenizer : public testing::TestWithParam<Family> {};
+
+TEST_P(GoldenTokenizer, all_vectors_and_streams) {
+  const std::string dir = golden_tokenizers();
+  if (dir.empty()) GTEST_SKIP();
+  expect_all(check_tokenizer_family(Env::real(), dir + "/" + GetParam().name), 8 * GetParam().n_vectors + GetParam().n_streams);
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, GoldenTokenizer,
+                         testing::Values(Family{"qwen3", 329, 39}, Family{"gpt_oss", 314, 44}, Family{"gemma3", 477, 43},
+                                         Family{"deepseek_v3", 324, 42}, Family{"llama3", 310, 44}, Family{"gpt2", 273, 44},
+                                         Family{"llama2_spm", 292, 46}),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+TEST(GoldenText, split_patterns) {
+  const std::string dir = golden_tokenizers();
+  if (dir.empty()) GTEST_SKIP();
+  expect_all(check_split_patterns(Env::real(), dir), 1792);
+}
+
+/// The tokenizer keys of a GGUF file.
+Result<std::shared_ptr<const Tokenizer>> from_gguf_file(const std::string& bytes, const std::string& name) {
+  CARREL_ASSIGN(GgufFile file, read_gguf(std::as_bytes(std::span(bytes)), name));
+  if (!file.tokenizer) return fail(Code::kNotFound, "no tokenizer", name);
+  const GgufTokenizer& t = *file.tokenizer;
+  const auto id = [](int64_t v) { return v < 0 ? std::nullopt : std::optional(static_cast<int32_t>(v)); };
+  GgufVocab v{t.model,   t.pre,     t.tokens,  t.scores,  t.types,   t.merges,  id(t.bos),         id(t.eos),
+              id(t.unk), id(t.eot), id(t.eom), id(t.pad), t.add_bos, t.add_eos, t.add_space_prefix};
+  return Tokenizer::from_gguf(v);
+}
+
+TEST(GoldenText, gguf_vocabulary_with_scores) {
+  const std::string dir = golden_tokenizers();
+  if (dir.empty()) GTEST_SKIP();
+  auto bytes = read_packed(Env::real(), dir + "/llama2_spm/vocab.gguf");
+  ASSERT_TRUE(bytes) << bytes.error().text();
+  auto t = from_gguf_file(*bytes, "vocab.gguf");
+  ASSERT_TRUE(t) << t.error().text();
+  expect_all(check_tokenizer(Env::real(), **t, dir + "/llama2_spm"), 8 * 292 + 46);
+}
+
+/// Real checkpoints in the folder CARREL_REAL_GGUF (see reference/real_models.md of the shared folder), if a developer has them at hand.
+TEST(GoldenText, real_vocabularies) {
+  const char* dir = std::getenv("CARREL_REAL_GGUF");
+  if (dir == nullptr) {
+    std::printf("skipped: CARREL_REAL_GGUF names no folder with real GGUF files (tests/real fetches them)\n");
     GTEST_SKIP();
   }
-  expect_clean(check_tokenizer_family(Env::real(), dir + "/tokenizers/" + GetParam()), 1500);
-}
-
-INSTANTIATE_TEST_SUITE_P(Families, GoldenText, testing::Values("qwen3", "gpt_oss", "gemma3", "deepseek_v3", "llama3", "gpt2", "llama2_spm"),
-                         [](const auto& info) { return std::string(info.param); });
-
-TEST(GoldenSplits, EveryPublishedPattern) {
-  const std::string dir = text_vectors();
-  if (dir.empty()) GTEST_SKIP();
-  expect_clean(check_split_patterns(Env::real(), dir + "/tokenizers"), 1700);
+  const struct {
+    const char *file, *golden;
+    std::vector<std::string> skip;
+  } models[] = {{"SmolLM2-135M-Instruct.Q4_1.gguf", "smollm2-135m-instruct-q4_1", {}},
+                {"gemma-3-270m-q4_k_m.gguf", "gemma-3-270m-q4_k_m", {}}};
+  for (const auto& m : models) {
+    auto bytes = read_file(Env::real(), std::string(dir) + "/" + m.file);
+    ASSERT_TRUE(bytes) << bytes.error().text();
+    auto t = from_gguf_file(*bytes, m.file);
+    ASSERT_TRUE(t) << t.error().text();
+    expect_all(check_token_cases(Env::real(), **t, std::string("tests/golden/real/") + m.golden + "/tokens.json", m.skip), 100);
+  }
 }
 
 }  // namespace

@@ -74,12 +74,14 @@ def fold(c):
 
 def nfc_unknown():
     """Code points that the normalizer of published tokenizers treats as unassigned: no reordering, no composition."""
-    nfc = normalizers.NFC().normalize_str
+    nfc, nfkc = normalizers.NFC().normalize_str, normalizers.NFKC().normalize_str
     out = set()
     for c in CODE_POINTS:
         if 0xD800 <= c < 0xE000:
             continue
         s = chr(c)
+        if nfkc(s) != u.normalize('NFKC', s):
+            out.add(c)
         if u.combining(s):
             for m in '\u0301\u0323\u0334':
                 for t in ('a' + s + m, 'a' + m + s):

@@ -205,8 +205,8 @@ struct RunSplitter {
     std::vector<Span> spans;
     std::vector<Part> parts;
     for (const Span& word : words.spans) {
-      const bool wanted = s.prepend == MetaspaceStep::Prepend::kAlways ||
-                          (s.prepend == MetaspaceStep::Prepend::kFirst && at_start && word.begin == 0);
+      const bool wanted =
+          s.prepend == MetaspaceStep::Prepend::kAlways || (s.prepend == MetaspaceStep::Prepend::kFirst && at_start && word.begin == 0);
       const size_t begin = text.size();
       const char32_t first = words.text[word.begin];
       if (wanted && first != s.replacement && first != ' ') text += s.replacement;
@@ -240,11 +240,24 @@ struct RunSplitter {
 
 }  // namespace
 
-char32_t char_of_byte(uint8_t byte) { return kByteChars.to[byte]; }
-int byte_of_char(char32_t c) { return c < kByteChars.from.size() ? kByteChars.from[c] : -1; }
+char32_t char_of_byte(uint8_t byte) {
+  return kByteChars.to[byte];
+}
+int byte_of_char(char32_t c) {
+  return c < kByteChars.from.size() ? kByteChars.from[c] : -1;
+}
 
-void Normalizer::add(NormalizerStep step) { steps_.push_back(std::move(step)); }
-void PreTokenizer::add(SplitterStep step) { steps_.push_back(std::move(step)); }
+std::optional<std::string> bytes_of_chars(std::string_view spelling) {
+  std::string out;
+  for (size_t i = 0; i < spelling.size();) {
+    const Utf8Step s = utf8_step(spelling, i);
+    const int b = s.kind == Utf8Step::kCharacter ? byte_of_char(s.code_point) : -1;
+    if (b < 0) return std::nullopt;
+    out += static_cast<char>(b);
+    i += s.n_bytes;
+  }
+  return out;
+}
 
 Result<std::string> Normalizer::run(std::string_view text) const {
   std::string out(text);

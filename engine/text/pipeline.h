@@ -1,6 +1,7 @@
 // Normalizer and pre-tokenizer of a tokenizer: text -> normalized text -> words. Immutable after it is built; any thread.
 // The steps are those of tokenizer.json; a GGUF file's names are turned into the same steps (tokenizer_gguf.cpp).
 #pragma once
+#include <optional>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -32,7 +33,7 @@ using NormalizerStep = std::variant<NormalForm, ReplaceText, ReplaceRegex, Prepe
 
 class Normalizer {
  public:
-  void add(NormalizerStep step);
+  void add(NormalizerStep step) { steps_.push_back(std::move(step)); }
   bool empty() const { return steps_.empty(); }
   /// Well-formed UTF-8 in and out. An empty text stays empty.
   Result<std::string> run(std::string_view text) const;
@@ -77,7 +78,7 @@ struct Words {
 
 class PreTokenizer {
  public:
-  void add(SplitterStep step);
+  void add(SplitterStep step) { steps_.push_back(std::move(step)); }
   bool byte_level() const;
   /// `at_start`: the piece begins the whole text (Metaspace with scheme "first").
   Result<Words> run(std::string_view normalized, bool at_start) const;
@@ -90,9 +91,10 @@ class PreTokenizer {
 char32_t char_of_byte(uint8_t byte);
 /// The byte a character stands for; -1 for a character that stands for none.
 int byte_of_char(char32_t c);
+/// The bytes a spelling of such characters stands for; nothing when one of them stands for none.
+std::optional<std::string> bytes_of_chars(std::string_view spelling);
 
 /// The published split of GPT-2, which ByteLevel with use_regex applies.
-inline constexpr std::string_view kGpt2Split =
-    R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+inline constexpr std::string_view kGpt2Split = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
 }  // namespace carrel::tok

@@ -113,7 +113,8 @@ class Parser {
     if (body.front() == ',') body = "0" + body;
     for (size_t i = 0; i < body.size();) {
       size_t comma = std::min(body.find(',', i), body.size());
-      if (comma - i > 4 || (comma > i && std::stoi(body.substr(i, comma - i)) > kMaxRepeat)) return unsupported("a repeat count above 1000");
+      if (comma - i > 4 || (comma > i && std::stoi(body.substr(i, comma - i)) > kMaxRepeat))
+        return unsupported("a repeat count above 1000");
       i = comma + 1;
     }
     at_ = end + 1;
@@ -125,21 +126,32 @@ class Parser {
   Status atom(Flags& flags, int depth) {
     const char32_t c = peek();
     switch (c) {
-      case '(': return group(flags, depth);
+      case '(':
+        return group(flags, depth);
       case '[': {
         CARREL_ASSIGN(CodeSet set, bracket(flags, depth));
         return put_set(set);
       }
-      case '\\': return escape(flags);
+      case '\\':
+        return escape(flags);
       case '.':
         ++at_;
         return put_set(flags.dot_all ? CodeSet({{0, kMaxCodePoint}}) : CodeSet::one('\n').complement());
-      case '^': return anchor("(?:\\A|(?<=", ")" ")");
-      case '$': return anchor("(?:\\z|(?=", ")" ")");
+      case '^':
+        return anchor("(?:\\A|(?<=",
+                      ")"
+                      ")");
+      case '$':
+        return anchor("(?:\\z|(?=",
+                      ")"
+                      ")");
       case '*':
       case '+':
-      case '?': return bad("nothing to repeat");
-      default: ++at_; return put_char(c, flags);
+      case '?':
+        return bad("nothing to repeat");
+      default:
+        ++at_;
+        return put_char(c, flags);
     }
   }
 
@@ -193,14 +205,26 @@ class Parser {
     bool on = true;
     for (; more(); ++at_) {
       switch (peek()) {
-        case '-': on = false; break;
-        case 'i': flags.ignore_case = on; break;
+        case '-':
+          on = false;
+          break;
+        case 'i':
+          flags.ignore_case = on;
+          break;
         case 'm':
-        case 's': flags.dot_all = on; break;
-        case 'u': break;
-        case ')': ++at_; return true;
-        case ':': ++at_; return false;
-        default: return unsupported("this kind of group");
+        case 's':
+          flags.dot_all = on;
+          break;
+        case 'u':
+          break;
+        case ')':
+          ++at_;
+          return true;
+        case ':':
+          ++at_;
+          return false;
+        default:
+          return unsupported("this kind of group");
       }
     }
     return bad("missing ')'");
@@ -254,27 +278,54 @@ class Parser {
     if (!more()) return bad("a backslash at the end");
     const char32_t c = p_[at_++];
     switch (c) {
-      case 'n': return U'\n';
-      case 'r': return U'\r';
-      case 't': return U'\t';
-      case 'f': return U'\f';
-      case 'v': return U'\v';
-      case 'a': return U'\a';
-      case 'e': return char32_t{27};
-      case '0': return char32_t{0};
-      case 's': set = space_set(); return c;
-      case 'S': set = space_set().complement(); return c;
-      case 'w': set = word_set(); return c;
-      case 'W': set = word_set().complement(); return c;
-      case 'd': set = *unicode_property("Nd"); return c;
-      case 'D': set = unicode_property("Nd")->complement(); return c;
-      case 'h': set = CodeSet({{'0', '9'}, {'a', 'f'}, {'A', 'F'}}); return c;
-      case 'H': set = CodeSet({{'0', '9'}, {'a', 'f'}, {'A', 'F'}}).complement(); return c;
+      case 'n':
+        return U'\n';
+      case 'r':
+        return U'\r';
+      case 't':
+        return U'\t';
+      case 'f':
+        return U'\f';
+      case 'v':
+        return U'\v';
+      case 'a':
+        return U'\a';
+      case 'e':
+        return char32_t{27};
+      case '0':
+        return char32_t{0};
+      case 's':
+        set = space_set();
+        return c;
+      case 'S':
+        set = space_set().complement();
+        return c;
+      case 'w':
+        set = word_set();
+        return c;
+      case 'W':
+        set = word_set().complement();
+        return c;
+      case 'd':
+        set = *unicode_property("Nd");
+        return c;
+      case 'D':
+        set = unicode_property("Nd")->complement();
+        return c;
+      case 'h':
+        set = CodeSet({{'0', '9'}, {'a', 'f'}, {'A', 'F'}});
+        return c;
+      case 'H':
+        set = CodeSet({{'0', '9'}, {'a', 'f'}, {'A', 'F'}}).complement();
+        return c;
       case 'p':
-      case 'P': return property(c == 'P', set);
+      case 'P':
+        return property(c == 'P', set);
       case 'x':
-      case 'u': return hexadecimal(c == 'u' ? 4 : 2);
-      default: break;
+      case 'u':
+        return hexadecimal(c == 'u' ? 4 : 2);
+      default:
+        break;
     }
     if ((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '1' && c <= '9')) {
       --at_;

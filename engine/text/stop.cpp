@@ -52,6 +52,8 @@ StopMatcher::Out StopMatcher::push(std::string_view text) {
   return out;
 }
 
-std::string StopMatcher::flush() { return std::exchange(held_, {}); }
+std::string StopMatcher::flush() {
+  return std::exchange(held_, {});
+}
 
 }  // namespace carrel

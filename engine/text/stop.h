@@ -25,8 +25,8 @@ class StopMatcher {
   static Result<StopMatcher> create(std::vector<std::string> stops);
   StopMatcher() = default;  // no stop strings: everything passes
 
-  /// Text of one token. The text up to the earliest stop string is given out (of two that begin at the same place, the one that is complete
-  /// first, then the one listed first); what may still become a stop string is held back. After a stop everything is dropped.
+  /// Text of one token. The text before the stop string that is complete first is given out (of several that end at the same place, the
+  /// longest); what may still become a stop string is held back. After a stop everything is dropped.
   Out push(std::string_view text);
   /// The end of the stream: what was held back is no stop string.
   std::string flush();

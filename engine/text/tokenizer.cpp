@@ -10,10 +10,28 @@ namespace {
 constexpr size_t kMaxTextBytes = size_t{256} << 20;
 
 /// Control tokens by which published models end an answer, whatever their files name as EOS.
-constexpr std::string_view kEndSpellings[] = {
-    "<|eot_id|>",   "<|im_end|>",     "<|end|>",       "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<eos>",  "</s>",
-    "<|eom_id|>",   "<EOT>",          "<|return|>",    "<|call|>",      "<|EOT|>",       "<|eot|>",         "<turn|>", "<|user_end|>",
-    "<|END_OF_TURN_TOKEN|>", "<|end_of_turn|>", "<｜end▁of▁sentence｜>", "<|end▁of▁sentence|>", "[EOS]", "<|endofresponse|>"};
+constexpr std::string_view kEndSpellings[] = {"<|eot_id|>",
+                                              "<|im_end|>",
+                                              "<|end|>",
+                                              "<end_of_turn>",
+                                              "<|endoftext|>",
+                                              "<|end_of_text|>",
+                                              "<eos>",
+                                              "</s>",
+                                              "<|eom_id|>",
+                                              "<EOT>",
+                                              "<|return|>",
+                                              "<|call|>",
+                                              "<|EOT|>",
+                                              "<|eot|>",
+                                              "<turn|>",
+                                              "<|user_end|>",
+                                              "<|END_OF_TURN_TOKEN|>",
+                                              "<|end_of_turn|>",
+                                              "<｜end▁of▁sentence｜>",
+                                              "<|end▁of▁sentence|>",
+                                              "[EOS]",
+                                              "<|endofresponse|>"};
 
 }  // namespace
 
@@ -169,21 +187,41 @@ std::string Tokenizer::decode(std::span<const int32_t> ids, bool skip_special) c
   return out + detokenizer.flush();
 }
 
-int32_t Tokenizer::vocab_size() const { return static_cast<int32_t>(impl_->tokens.size()); }
+int32_t Tokenizer::vocab_size() const {
+  return static_cast<int32_t>(impl_->tokens.size());
+}
 std::string_view Tokenizer::token_bytes(int32_t id) const {
   return id < 0 || id >= vocab_size() ? std::string_view() : impl_->tokens[static_cast<size_t>(id)].bytes;
 }
 std::string_view Tokenizer::token_text(int32_t id) const {
   return id < 0 || id >= vocab_size() ? std::string_view() : impl_->tokens[static_cast<size_t>(id)].text;
 }
-std::optional<int32_t> Tokenizer::find_token(std::string_view spelling) const { return impl_->find(spelling); }
-bool Tokenizer::is_special(int32_t id) const { return impl_->is_special_id(id); }
-bool Tokenizer::is_end(int32_t id) const { return id >= 0 && id < vocab_size() && impl_->tokens[static_cast<size_t>(id)].end; }
-const std::vector<int32_t>& Tokenizer::end_ids() const { return impl_->end_ids; }
-std::optional<int32_t> Tokenizer::bos_id() const { return impl_->bos; }
-std::optional<int32_t> Tokenizer::eos_id() const { return impl_->eos; }
-bool Tokenizer::adds_bos() const { return impl_->bos && !impl_->prefix.empty() && impl_->prefix[0] == *impl_->bos; }
-bool Tokenizer::strips_leading_space() const { return impl_->strip_leading_space; }
-const Digest& Tokenizer::fingerprint() const { return impl_->fingerprint; }
+std::optional<int32_t> Tokenizer::find_token(std::string_view spelling) const {
+  return impl_->find(spelling);
+}
+bool Tokenizer::is_special(int32_t id) const {
+  return impl_->is_special_id(id);
+}
+bool Tokenizer::is_end(int32_t id) const {
+  return id >= 0 && id < vocab_size() && impl_->tokens[static_cast<size_t>(id)].end;
+}
+const std::vector<int32_t>& Tokenizer::end_ids() const {
+  return impl_->end_ids;
+}
+std::optional<int32_t> Tokenizer::bos_id() const {
+  return impl_->bos;
+}
+std::optional<int32_t> Tokenizer::eos_id() const {
+  return impl_->eos;
+}
+bool Tokenizer::adds_bos() const {
+  return impl_->bos && !impl_->prefix.empty() && impl_->prefix[0] == *impl_->bos;
+}
+bool Tokenizer::strips_leading_space() const {
+  return impl_->strip_leading_space;
+}
+const Digest& Tokenizer::fingerprint() const {
+  return impl_->fingerprint;
+}
 
 }  // namespace carrel

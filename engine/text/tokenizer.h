@@ -1,7 +1,7 @@
 // Text <-> token ids, as published models do it.
 //
-// Tokenizer owns the vocabulary, the pipeline (normalizer, pre-tokenizer, BPE, post-processor) and the sets of control and end tokens. It is
-// immutable after loading: every method is const and may be called from any thread. It reads no files; the caller hands over their text.
+// Tokenizer owns the vocabulary, the pipeline (normalizer, pre-tokenizer, BPE, post-processor) and the sets of control and end tokens. It
+// is immutable after loading: every method is const and may be called from any thread. It reads no files; the caller hands over their text.
 // Files are not trusted: whatever is wrong with one ends in an Error that names the field. Exceptions do not leave this folder.
 #pragma once
 #include <cstdint>
@@ -21,12 +21,12 @@ namespace carrel {
 struct GgufVocab {
   enum TokenType : int32_t { kNormal = 1, kUnknown = 2, kControl = 3, kUserDefined = 4, kUnused = 5, kByte = 6 };
 
-  std::string model;                // "gpt2": byte-level BPE with merges; "llama": SentencePiece BPE with scores
-  std::string pre;                  // name of the split; empty means "default"
-  std::vector<std::string> tokens;  // by id
-  std::vector<float> scores;        // by id; needed for "llama"
-  std::vector<int32_t> token_types; // by id; empty means all normal
-  std::vector<std::string> merges;  // "left right", best first; needed for "gpt2"
+  std::string model;                 // "gpt2": byte-level BPE with merges; "llama": SentencePiece BPE with scores
+  std::string pre;                   // name of the split; empty means "default"
+  std::vector<std::string> tokens;   // by id
+  std::vector<float> scores;         // by id; needed for "llama"
+  std::vector<int32_t> token_types;  // by id; empty means all normal
+  std::vector<std::string> merges;   // "left right", best first; needed for "gpt2"
   std::optional<int32_t> bos_id, eos_id, unk_id, eot_id, eom_id, pad_id;
   std::optional<bool> add_bos, add_eos, add_space_prefix;
 };
@@ -70,12 +70,12 @@ class Tokenizer {
   std::string_view token_text(int32_t id) const;
   std::optional<int32_t> find_token(std::string_view spelling) const;
   bool is_special(int32_t id) const;
-  bool is_end(int32_t id) const;                      // generation stops here
-  const std::vector<int32_t>& end_ids() const;        // sorted
+  bool is_end(int32_t id) const;                // generation stops here
+  const std::vector<int32_t>& end_ids() const;  // sorted
   std::optional<int32_t> bos_id() const;
   std::optional<int32_t> eos_id() const;
-  bool adds_bos() const;                              // what add_special puts in front begins with bos_id
-  bool strips_leading_space() const;                  // the decoded text loses one leading space
+  bool adds_bos() const;              // what add_special puts in front begins with bos_id
+  bool strips_leading_space() const;  // the decoded text loses one leading space
   /// SHA-256 of what defines the ids: the files (or GGUF keys), prefix, suffix and end tokens. Equal digests encode equally.
   const Digest& fingerprint() const;
 

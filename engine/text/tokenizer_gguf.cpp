@@ -1,221 +1,260 @@
-// Builds a Tokenizer from the tokenizer keys of a GGUF file. The file names a split by word; here the words become the same steps as in tokenizer.json.
+// Loads a Tokenizer from the metadata of a GGUF file. See tokenizer.h.
 #include <algorithm>
-#include <charconv>
+#include <cmath>
 
 #include "engine/text/tokenizer_impl.h"
 
 namespace carrel {
 namespace {
 
-using Impl = Tokenizer::Impl;
+using tok::AddedToken;
 
-constexpr std::string_view kMetaspace = "\xE2\x96\x81";  // U+2581 stands for a space
-constexpr std::string_view kLlama3Split =
+// Published splits (the stages of tokenizer.json), by the names that GGUF files use.
+constexpr std::string_view kLlama3 =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
-constexpr std::string_view kQwen2Split =
+constexpr std::string_view kQwen2 =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
-constexpr std::string_view kQwen35Split =
+constexpr std::string_view kQwen35 =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
-constexpr std::string_view kGpt4oSplit =
-    R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
-constexpr std::string_view kDeepseekNumbers = R"(\p{N}{1,3})";
-constexpr std::string_view kDeepseekCjk = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+";
-constexpr std::string_view kDeepseekSplit =
+constexpr std::string_view kGpt4o =
+    R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|)"
+    R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|)"
+    R"(\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+constexpr std::string_view kTekken = R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|)"
+                                     R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|)"
+                                     R"(\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+constexpr std::string_view kDeepseekCjk = "[一-龥぀-ゟ゠-ヿ]+";
+constexpr std::string_view kDeepseekWords =
     R"([!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+constexpr std::string_view kNumber3 = R"(\p{N}{1,3})";
+constexpr std::string_view kKimi =
+    R"([\p{Han}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|)"
+    R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|)"
+    R"(\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
-/// The stages that a `pre` name stands for. Names that share a split share a row.
-struct NamedSplit {
-  std::string_view name;
-  bool single_digits = false;  // every number by itself, before the split
-  bool nfc = false;            // the published tokenizer normalizes
-  bool whole_words = false;    // a word that is a token is taken whole
+struct Split {
+  std::vector<std::string_view> names;
   std::vector<std::string_view> patterns;
+  bool each_digit = false;   // before the patterns: every number character alone
+  bool whole_words = false;  // ignore_merges of the published file
+  bool add_bos = false;      // when the file does not say
 };
 
-const std::vector<NamedSplit>& named_splits() {
-  static const std::vector<NamedSplit> kTable{
-      {"default", false, false, false, {tok::kGpt2Split}},
-      {"gpt-2", false, false, false, {tok::kGpt2Split}},
-      {"smollm", true, false, false, {tok::kGpt2Split}},
-      {"starcoder", true, false, false, {tok::kGpt2Split}},
-      {"llama-bpe", false, false, true, {kLlama3Split}},
-      {"llama3", false, false, true, {kLlama3Split}},
-      {"lfm2", false, false, true, {kLlama3Split}},
-      {"falcon-h1", false, false, true, {kLlama3Split}},
-      {"qwen2", false, true, false, {kQwen2Split}},
-      {"qwen35", false, true, false, {kQwen35Split}},
-      {"gpt-4o", false, false, true, {kGpt4oSplit}},
-      {"deepseek-v3", false, false, false, {kDeepseekNumbers, kDeepseekCjk, kDeepseekSplit}},
-      {"deepseek-llm", false, false, false, {kDeepseekNumbers, kDeepseekCjk, kDeepseekSplit}},
+const std::vector<Split>& splits() {
+  static const std::vector<Split> table = {
+      {{"gpt-2", "gpt2", "phi-2", "olmo", "jina-es", "jina-de", "jina-v2-es", "jina-v2-de", "mpt", "gigachat", "modern-bert", "mellum"},
+       {tok::kGpt2Split}},
+      {{"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"}, {tok::kGpt2Split}, true},
+      {{"llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"}, {kLlama3}, false, true, true},
+      {{"dbrx", "smaug-bpe", "glm4", "chatglm-bpe"}, {kLlama3}},
+      {{"qwen2", "deepseek-r1-qwen", "stablelm2", "hunyuan", "megrez"}, {kQwen2}},
+      {{"qwen35"}, {kQwen35}},
+      {{"gpt-4o", "llama4"}, {kGpt4o}, false, true},
+      {{"tekken"}, {kTekken}, false, true, true},
+      {{"deepseek-v3", "hunyuan-dense", "joyai-llm"}, {kNumber3, kDeepseekCjk, kDeepseekWords}},
+      {{"deepseek-coder"}, {R"([\r\n])", R"(\s?\p{L}+)", R"(\s?\p{P}+)", "[一-龥ࠀ-一가-퟿]+", R"(\p{N})"}},
+      {{"falcon"}, {R"([\p{P}\$\+<=>\^~\|`]+)", tok::kGpt2Split, "[0-9][0-9][0-9]"}},
+      {{"kimi-k2"}, {kKimi}},
+      {{"default", ""}, {R"([\p{P}\$\+<=>\^~\|]+)", tok::kGpt2Split, R"(\p{N}+)", "[0-9][0-9][0-9]"}},
   };
-  return kTable;
+  return table;
 }
 
-Status add_split(const std::string& pre, Impl& t) {
-  const std::string name = pre.empty() ? "default" : pre;
-  const auto& table = named_splits();
-  const auto row = std::find_if(table.begin(), table.end(), [&](const NamedSplit& s) { return s.name == name; });
-  if (row == table.end()) return fail(Code::kUnsupported, "the split \"" + name + "\" is not known here; use the model's Hugging Face folder", "tokenizer.ggml.pre");
-  if (row->nfc) t.normalizer.add(tok::NormalForm::kNfc);
-  if (row->single_digits) t.pre_tokenizer.add(tok::DigitsStep{true});
-  for (const std::string_view pattern : row->patterns) {
-    CARREL_ASSIGN(tok::Regex regex, tok::Regex::compile(pattern));
-    t.pre_tokenizer.add(tok::SplitStep{std::move(regex), tok::SplitBehavior::kIsolated, false});
+Result<const Split*> find_split(const std::string& name) {
+  std::string known;
+  for (const Split& s : splits()) {
+    if (std::find(s.names.begin(), s.names.end(), name) != s.names.end()) return &s;
+    known += (known.empty() ? "" : ", ") + std::string(s.names.front());
   }
-  t.pre_tokenizer.add(tok::ByteLevelStep{false});
-  t.bpe.byte_level = true;
-  t.bpe.ignore_merges = row->whole_words;
-  return {};
+  return fail(Code::kUnsupported, "the split '" + name.substr(0, 60) + "' is not known (known are " + known + " and their relatives)",
+              "tokenizer.ggml.pre");
 }
 
-std::string bytes_of_alphabet(const std::string& spelling) {
-  const auto cps = tok::from_utf8(spelling);
-  if (!cps) return spelling;
-  std::string out;
-  for (const char32_t c : *cps) {
-    const int b = tok::byte_of_char(c);
-    if (b < 0) return spelling;
-    out += static_cast<char>(b);
-  }
-  return out;
-}
-
-std::string bytes_of_metaspace(std::string text) {
-  for (size_t i = 0; (i = text.find(kMetaspace, i)) != std::string::npos; i++) text.replace(i, 3, " ");
+std::string with_space_marks(std::string text) {
+  for (size_t at = 0; (at = text.find(' ', at)) != text.npos; at += 3) text.replace(at, 1, "\xE2\x96\x81");
   return text;
 }
 
-/// A byte token's value from its spelling <0xNN>; -1: it is none.
-int byte_value(const std::string& s) {
-  int value = 0;
-  const bool form = s.size() == 6 && s.starts_with("<0x") && s.back() == '>';
-  return form && std::from_chars(s.data() + 3, s.data() + 5, value, 16).ptr == s.data() + 5 ? value : -1;
-}
-
-class GgufLoader {
+class Loader {
  public:
-  GgufLoader(const GgufVocab& v, Impl& t) : v_(v), t_(t) {}
+  explicit Loader(const GgufVocab& v) : v_(v) {}
 
-  Status load() {
-    if (v_.tokens.empty() || v_.tokens.size() > static_cast<size_t>(tok::kMaxTokenId)) return fail(Code::kCorrupt, "holds no tokens, or too many", "tokenizer.ggml.tokens");
-    if (!v_.token_types.empty() && v_.token_types.size() != v_.tokens.size()) return fail(Code::kCorrupt, "has another length than the tokens", "tokenizer.ggml.token_type");
-    if (v_.model == "gpt2") {
-      CARREL_TRY(add_split(v_.pre, t_));
-    } else if (v_.model == "llama") {
-      CARREL_TRY(scored());
-    } else {
-      return fail(Code::kUnsupported, "is \"" + v_.model + "\"; gpt2 and llama are known here", "tokenizer.ggml.model");
+  Result<std::unique_ptr<const Tokenizer::Impl>> load(std::span<const int32_t> end_ids) {
+    CARREL_TRY(check());
+    byte_level_ = v_.model == "gpt2";
+    CARREL_TRY(byte_level_ ? prepare_gpt2() : prepare_llama());
+    CARREL_TRY(place_tokens());
+    if (byte_level_) CARREL_TRY(read_merges());
+    CARREL_TRY(read_ends());
+    std::vector<int32_t> ends(end_ids.begin(), end_ids.end());
+    for (auto id : {v_.eot_id, v_.eom_id}) {
+      if (id) ends.push_back(*id);
     }
-    for (size_t i = 0; i < v_.tokens.size(); i++) CARREL_TRY(take(static_cast<int32_t>(i)));
-    if (!t_.bpe.by_score) CARREL_TRY(merges());
-    return specials();
+    CARREL_TRY(impl_->finish(added_, ends, definition()));
+    return std::move(impl_);
   }
-
-  const std::vector<tok::AddedToken>& added() const { return added_; }
 
  private:
-  Status scored() {
-    if (v_.scores.size() != v_.tokens.size()) return fail(Code::kCorrupt, "has another length than the tokens", "tokenizer.ggml.scores");
-    t_.bpe.by_score = true;
-    t_.bpe.byte_fallback = true;
-    t_.bpe.scores = v_.scores;
-    if (v_.add_space_prefix.value_or(true)) {
-      const tok::NormalizerStep prefix = tok::PrependText{std::string(kMetaspace)};
-      t_.normalizer.add(prefix);
-      t_.strip_leading_space = true;
+  Status check() const {
+    if (v_.model != "gpt2" && v_.model != "llama") {
+      return fail(Code::kUnsupported, "the tokenizer model '" + v_.model.substr(0, 60) + "' is not supported; gpt2 and llama are",
+                  "tokenizer.ggml.model");
     }
-    const tok::NormalizerStep spaces = tok::ReplaceText{" ", std::string(kMetaspace)};
-    t_.normalizer.add(spaces);
+    if (v_.tokens.empty() || v_.tokens.size() > static_cast<size_t>(tok::kMaxTokenId)) {
+      return fail(Code::kCorrupt, "the vocabulary is missing or too large", "tokenizer.ggml.tokens");
+    }
+    if (!v_.token_types.empty() && v_.token_types.size() != v_.tokens.size()) {
+      return fail(Code::kCorrupt, "its length differs from that of tokens", "tokenizer.ggml.token_type");
+    }
+    if (v_.model == "llama" && v_.scores.size() != v_.tokens.size()) {
+      return fail(Code::kCorrupt, "its length differs from that of tokens", "tokenizer.ggml.scores");
+    }
+    if (!std::all_of(v_.scores.begin(), v_.scores.end(), [](float f) { return std::isfinite(f); })) {
+      return fail(Code::kCorrupt, "a score is not a number", "tokenizer.ggml.scores");
+    }
+    if (v_.merges.size() >= (size_t{1} << 24)) return fail(Code::kCorrupt, "too many merges", "tokenizer.ggml.merges");
     return {};
   }
 
-  Status take(int32_t id) {
-    const size_t i = static_cast<size_t>(id);
-    const std::string& spelling = v_.tokens[i];
-    const int32_t type = v_.token_types.empty() ? GgufVocab::kNormal : v_.token_types[i];
-    if (t_.find(spelling)) {  // a doubled spelling keeps its id but is never found by text
-      if (i >= t_.tokens.size()) t_.tokens.resize(i + 1);
-      t_.tokens[i].text = spelling;
-      t_.tokens[i].exists = true;
-    } else {
-      CARREL_TRY(t_.place(id, spelling));
+  Status prepare_gpt2() {
+    CARREL_ASSIGN(split_, find_split(v_.pre));
+    if (split_->each_digit) impl_->pre_tokenizer.add(tok::DigitsStep{true});
+    for (std::string_view pattern : split_->patterns) {
+      CARREL_ASSIGN(tok::Regex regex, tok::Regex::compile(pattern));
+      impl_->pre_tokenizer.add(tok::SplitStep{std::move(regex), tok::SplitBehavior::kIsolated, false});
     }
-    Impl::Token& token = t_.tokens[i];
-    const bool control = type == GgufVocab::kControl || (type == GgufVocab::kUnknown && t_.bpe.by_score);
-    const int byte = type == GgufVocab::kByte ? byte_value(spelling) : -1;
-    if (byte >= 0) {
-      token.bytes = std::string(1, static_cast<char>(byte));
-      t_.bpe.byte_ids[static_cast<size_t>(byte)] = id;
-      return {};
-    }
-    if (control || type == GgufVocab::kUserDefined) {
-      tok::AddedToken a;
-      a.id = id;
-      a.special = control;
-      // Runs of spaces are stored with plain spaces, other user-defined pieces as they are written.
-      a.content = t_.bpe.by_score ? bytes_of_metaspace(spelling) : spelling;
-      token.bytes = a.content;
-      if (!a.content.empty()) added_.push_back(std::move(a));
-      return {};
-    }
-    token.bytes = t_.bpe.by_score ? bytes_of_metaspace(spelling) : bytes_of_alphabet(spelling);
-    if (type == GgufVocab::kUnused) return {};
-    t_.bpe.vocab.add(t_.bpe.by_score ? spelling : token.bytes, id);
+    impl_->pre_tokenizer.add(tok::ByteLevelStep{});
+    impl_->bpe.byte_level = true;
+    impl_->bpe.ignore_merges = split_->whole_words;
     return {};
   }
 
-  Status merges() {
-    if (v_.merges.empty()) return fail(Code::kCorrupt, "holds no merges", "tokenizer.ggml.merges");
-    uint32_t rank = 0;
-    for (const std::string& both : v_.merges) {
-      const size_t space = both.find(' ', 1);
-      if (space == std::string::npos) return fail(Code::kCorrupt, "merge " + std::to_string(rank) + " is not two pieces", "tokenizer.ggml.merges");
-      const int32_t l = t_.by_text.find(both.substr(0, space)), r = t_.by_text.find(both.substr(space + 1));
-      const int32_t joined = t_.by_text.find(both.substr(0, space) + both.substr(space + 1));
-      if (l == tok::kNoToken || r == tok::kNoToken || joined == tok::kNoToken)
-        return fail(Code::kCorrupt, "merge " + std::to_string(rank) + " names a piece that the vocabulary lacks", "tokenizer.ggml.merges");
-      t_.bpe.merges.add(l, r, {rank++, joined});
+  Status prepare_llama() {
+    const bool prefix = v_.add_space_prefix.value_or(true);
+    if (prefix) impl_->normalizer.add(tok::PrependText{"\xE2\x96\x81"});
+    impl_->normalizer.add(tok::ReplaceText{" ", "\xE2\x96\x81"});
+    impl_->strip_leading_space = prefix;
+    impl_->bpe.by_score = true;
+    impl_->bpe.byte_fallback = true;
+    impl_->bpe.scores = v_.scores;
+    impl_->bpe.unk_id = known(v_.unk_id).value_or(tok::kNoToken);
+    return {};
+  }
+
+  /// An id that the vocabulary has; some published files name one that it lacks.
+  std::optional<int32_t> known(std::optional<int32_t> id) const {
+    return id && *id >= 0 && static_cast<size_t>(*id) < v_.tokens.size() ? id : std::nullopt;
+  }
+
+  int32_t type_of(size_t i) const { return v_.token_types.empty() ? GgufVocab::kNormal : v_.token_types[i]; }
+
+  Status place_tokens() {
+    impl_->tokens.resize(v_.tokens.size());
+    impl_->bpe.vocab.reserve(v_.tokens.size());
+    impl_->by_text.reserve(v_.tokens.size());
+    for (size_t i = 0; i < v_.tokens.size(); ++i) {
+      const auto id = static_cast<int32_t>(i);
+      const std::string& text = v_.tokens[i];
+      auto& token = impl_->tokens[i];
+      token.text = text;
+      token.exists = true;
+      impl_->by_text.add(text, id);
+      const int32_t type = type_of(i);
+      if (type == GgufVocab::kControl || type == GgufVocab::kUserDefined || type == GgufVocab::kUnknown) {
+        AddedToken t;
+        t.id = id;
+        t.content = text;
+        t.special = type != GgufVocab::kUserDefined;
+        added_.push_back(std::move(t));
+      }
+      token.bytes = bytes_of(text, type, id);
+      if (byte_level_) {
+        if (type == GgufVocab::kUnused) continue;
+        if (auto raw = tok::bytes_of_chars(text)) impl_->bpe.vocab.add(*raw, id);
+      } else if (type == GgufVocab::kNormal) {
+        impl_->bpe.vocab.add(text, id);
+      } else if (type == GgufVocab::kUserDefined) {
+        impl_->bpe.vocab.add(with_space_marks(text), id);  // runs of spaces are stored plain; a typed U+2581 is a space here
+      }
     }
     return {};
   }
 
-  Status specials() {
-    const auto known = [&](std::optional<int32_t> id) { return id && *id >= 0 && static_cast<size_t>(*id) < t_.tokens.size() ? id : std::nullopt; };
-    t_.bos = known(v_.bos_id);
-    t_.eos = known(v_.eos_id);
-    if (const auto unk = known(v_.unk_id)) t_.bpe.unk_id = *unk;
-    if (t_.bos && v_.add_bos.value_or(t_.bpe.by_score)) t_.prefix.push_back(*t_.bos);
-    if (t_.eos && v_.add_eos.value_or(false)) t_.suffix.push_back(*t_.eos);
+  std::string bytes_of(const std::string& text, int32_t type, int32_t id) {
+    if (byte_level_) {
+      if (type == GgufVocab::kControl || type == GgufVocab::kUserDefined) return text;
+      return tok::bytes_of_chars(text).value_or(text);
+    }
+    if (type == GgufVocab::kByte && text.size() == 6 && text.starts_with("<0x")) {
+      const std::string digits = text.substr(3, 2);
+      if (digits.find_first_not_of("0123456789abcdefABCDEF") == std::string::npos) {
+        const int b = std::stoi(digits, nullptr, 16);
+        impl_->bpe.byte_ids[static_cast<size_t>(b)] = id;
+        return std::string(1, static_cast<char>(b));
+      }
+    }
+    std::string out = text;
+    for (size_t at = 0; (at = out.find("\xE2\x96\x81", at)) != out.npos; ++at) out.replace(at, 3, " ");
+    return out;
+  }
+
+  Status read_merges() {
+    auto& bpe = impl_->bpe;
+    bpe.merges.reserve(v_.merges.size());
+    for (size_t rank = 0; rank < v_.merges.size(); ++rank) {
+      const std::string& line = v_.merges[rank];
+      // A piece may itself begin with a space-like mark, never with a space: the first space after the first character parts them.
+      const size_t space = line.find(' ', 1);
+      if (line.empty() || space == line.npos) return fail(Code::kCorrupt, "a merge is not two pieces", "tokenizer.ggml.merges");
+      auto left = tok::bytes_of_chars(std::string_view(line).substr(0, space)),
+           right = tok::bytes_of_chars(std::string_view(line).substr(space + 1));
+      if (!left || !right) continue;
+      const int32_t a = bpe.vocab.find(*left), b = bpe.vocab.find(*right), joined = bpe.vocab.find(*left + *right);
+      if (a == tok::kNoToken || b == tok::kNoToken || joined == tok::kNoToken) {
+        return fail(Code::kCorrupt, "the merge '" + line.substr(0, 60) + "' names a token that is not there", "tokenizer.ggml.merges");
+      }
+      bpe.merges.add(a, b, {static_cast<uint32_t>(rank), joined});
+    }
     return {};
+  }
+
+  Status read_ends() {
+    impl_->bos = known(v_.bos_id);
+    impl_->eos = known(v_.eos_id);
+    const bool add_bos = v_.add_bos.value_or(byte_level_ ? split_->add_bos : true);
+    if (add_bos && impl_->bos) impl_->prefix.push_back(*impl_->bos);
+    if (v_.add_eos.value_or(false) && impl_->eos) impl_->suffix.push_back(*impl_->eos);
+    return {};
+  }
+
+  Sha256 definition() const {
+    Sha256 h;
+    auto put = [&h](std::string_view s) {
+      h.update(std::to_string(s.size()) + ":");
+      h.update(s);
+    };
+    put("carrel gguf tokenizer");
+    put(v_.model);
+    put(v_.pre);
+    for (const auto& t : v_.tokens) put(t);
+    for (const auto& m : v_.merges) put(m);
+    h.update(std::as_bytes(std::span(v_.scores)));
+    h.update(std::as_bytes(std::span(v_.token_types)));
+    put(impl_->strip_leading_space ? "prefix" : "no prefix");
+    return h;
   }
 
   const GgufVocab& v_;
-  Impl& t_;
-  std::vector<tok::AddedToken> added_;
+  bool byte_level_ = false;
+  const Split* split_ = nullptr;
+  std::vector<AddedToken> added_;
+  std::unique_ptr<Tokenizer::Impl> impl_ = std::make_unique<Tokenizer::Impl>();
 };
-
-void add_field(Sha256& h, std::string_view text) {
-  h.update(std::to_string(text.size()) + ":");
-  h.update(text);
-}
 
 }  // namespace
 
 Result<std::shared_ptr<const Tokenizer>> Tokenizer::from_gguf(const GgufVocab& vocab, std::span<const int32_t> end_ids) {
-  auto impl = std::make_unique<Impl>();
-  GgufLoader loader(vocab, *impl);
-  CARREL_TRY(loader.load());
-  Sha256 definition;
-  definition.update("carrel tokenizer gguf 1\n");
-  for (const std::string* s : {&vocab.model, &vocab.pre}) add_field(definition, *s);
-  for (const auto* list : {&vocab.tokens, &vocab.merges})
-    for (const std::string& s : *list) add_field(definition, s);
-  definition.update(std::as_bytes(std::span(vocab.scores)));
-  definition.update(std::as_bytes(std::span(vocab.token_types)));
-  std::vector<int32_t> ends(end_ids.begin(), end_ids.end());
-  for (const auto& id : {vocab.eot_id, vocab.eom_id})
-    if (id) ends.push_back(*id);
-  CARREL_TRY(impl->finish(loader.added(), ends, std::move(definition)));
+  CARREL_ASSIGN(auto impl, Loader(vocab).load(end_ids));
   return std::make_shared<const Tokenizer>(std::move(impl));
 }
 

@@ -39,7 +39,9 @@ struct Tokenizer::Impl {
 
   Status encode(std::string_view text, std::span<const tok::Run> runs, std::vector<int32_t>& out) const;
 
-  bool is_special_id(int32_t id) const { return id >= 0 && static_cast<size_t>(id) < tokens.size() && tokens[static_cast<size_t>(id)].special; }
+  bool is_special_id(int32_t id) const {
+    return id >= 0 && static_cast<size_t>(id) < tokens.size() && tokens[static_cast<size_t>(id)].special;
+  }
 
   // For the loaders.
   /// Places a token at its id; kCorrupt when the id is taken by another spelling or out of bounds.
@@ -52,8 +54,5 @@ struct Tokenizer::Impl {
   Status encode_words(std::string_view normalized_text, bool at_start, std::vector<int32_t>& out) const;
   void find_ends(std::span<const int32_t> more_ends);
 };
-
-/// The stages of a pre-tokenizer in the JSON of tokenizer.json: one stage, or a Sequence.
-Result<tok::PreTokenizer> pre_tokenizer_from_json(std::string_view json);
 
 }  // namespace carrel

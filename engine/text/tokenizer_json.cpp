@@ -1,352 +1,273 @@
-// Reads tokenizer.json and tokenizer_config.json into a Tokenizer. Nothing in the files is trusted.
-#include <algorithm>
-#include <charconv>
-#include <map>
+// Loads a Tokenizer from Hugging Face files. See tokenizer.h.
 #include <nlohmann/json.hpp>
 
+#include "engine/text/tokenizer_file.h"
 #include "engine/text/tokenizer_impl.h"
+#include "engine/text/tokenizer_steps.h"
 
 namespace carrel {
 namespace {
 
-using Json = nlohmann::json;
-constexpr size_t kMaxFileBytes = size_t{256} << 20;
-constexpr int kMaxDepth = 64;
+using nlohmann::json;
+using tok::AddedToken;
 
-/// A member, or null; never throws.
-const Json& at(const Json& j, const char* name) {
-  static const Json kNull;
-  if (!j.is_object()) return kNull;
-  const auto it = j.find(name);
-  return it == j.end() ? kNull : *it;
+constexpr const char* kWhere = "tokenizer.json";
+
+const json& at(const json& j, const char* name) {
+  static const json none;
+  if (!j.is_object()) return none;
+  auto it = j.find(name);
+  return it == j.end() ? none : *it;
 }
 
-std::string text_of(const Json& j, const char* name) {
-  const Json& x = at(j, name);
-  return x.is_string() ? x.get<std::string>() : std::string();
+/// The text of a token in tokenizer_config.json: a string or an object with "content".
+std::optional<std::string> token_name(const json& j) {
+  if (j.is_string()) return j.get<std::string>();
+  const json& content = at(j, "content");
+  if (content.is_string()) return content.get<std::string>();
+  return std::nullopt;
 }
 
-bool flag_of(const Json& j, const char* name, bool fallback) {
-  const Json& x = at(j, name);
-  return x.is_boolean() ? x.get<bool>() : fallback;
-}
-
-Result<Json> parse(std::string_view text, const char* file) {
-  if (text.size() > kMaxFileBytes) return fail(Code::kCorrupt, "is larger than 256 MiB", file);
-  Json j = Json::parse(text, [](int depth, Json::parse_event_t, Json&) { return depth <= kMaxDepth; }, false);
-  if (j.is_discarded() || !j.is_object()) return fail(Code::kCorrupt, "is not a JSON object", file);
-  return j;
-}
-
-std::unexpected<Error> unsupported(const char* what, const Json& j) { return fail(Code::kUnsupported, std::string(what) + " of type " + at(j, "type").dump() + " is not known here", "tokenizer.json"); }
-
-Result<tok::Regex> pattern_of(const Json& j) {
-  const Json& p = at(j, "pattern");
-  if (at(p, "Regex").is_string()) return tok::Regex::compile(at(p, "Regex").get<std::string>());
-  if (at(p, "String").is_string()) return tok::Regex::literal(at(p, "String").get<std::string>());
-  return fail(Code::kCorrupt, "a pattern is neither a Regex nor a String", "tokenizer.json");
-}
-
-Result<tok::SplitBehavior> behavior_of(const Json& j) {
-  static const std::map<std::string, tok::SplitBehavior> kNames{{"Removed", tok::SplitBehavior::kRemoved},
-                                                                {"Isolated", tok::SplitBehavior::kIsolated},
-                                                                {"MergedWithPrevious", tok::SplitBehavior::kMergedWithPrevious},
-                                                                {"MergedWithNext", tok::SplitBehavior::kMergedWithNext},
-                                                                {"Contiguous", tok::SplitBehavior::kContiguous}};
-  const auto it = kNames.find(text_of(j, "behavior"));
-  if (it == kNames.end()) return fail(Code::kUnsupported, "unknown split behaviour " + at(j, "behavior").dump(), "tokenizer.json");
-  return it->second;
-}
-
-/// Sequences are flattened: the members run one after another.
-Status each(const Json& j, const char* list, const auto& f) {
-  if (j.is_null()) return {};
-  if (text_of(j, "type") != "Sequence") return f(j);
-  const Json& items = at(j, list);
-  if (!items.is_array()) return fail(Code::kCorrupt, std::string("a Sequence without ") + list, "tokenizer.json");
-  for (const Json& item : items) CARREL_TRY(text_of(item, "type") == "Sequence" ? each(item, list, f) : f(item));
-  return {};
-}
-
-Status add_normalizer(const Json& j, tok::Normalizer& out) {
-  const std::string type = text_of(j, "type");
-  if (type == "NFC") out.add(tok::NormalForm::kNfc);
-  else if (type == "NFD") out.add(tok::NormalForm::kNfd);
-  else if (type == "NFKC") out.add(tok::NormalForm::kNfkc);
-  else if (type == "NFKD") out.add(tok::NormalForm::kNfkd);
-  else if (type == "Prepend") out.add(tok::PrependText{text_of(j, "prepend")});
-  else if (type == "Lowercase") out.add(tok::LowerCase{});
-  else if (type == "Strip") out.add(tok::StripSpace{flag_of(j, "strip_left", true), flag_of(j, "strip_right", true)});
-  else if (type == "Replace" && at(at(j, "pattern"), "String").is_string()) out.add(tok::ReplaceText{text_of(at(j, "pattern"), "String"), text_of(j, "content")});
-  else if (type == "Replace") {
-    CARREL_ASSIGN(tok::Regex regex, pattern_of(j));
-    out.add(tok::ReplaceRegex{std::move(regex), text_of(j, "content")});
-  } else return unsupported("a normalizer", j);
-  return {};
-}
-
-tok::MetaspaceStep metaspace(const Json& j) {
-  tok::MetaspaceStep s;
-  const std::string scheme = text_of(j, "prepend_scheme");
-  if (scheme == "never" || (scheme.empty() && !flag_of(j, "add_prefix_space", true))) s.prepend = tok::MetaspaceStep::Prepend::kNever;
-  if (scheme == "first") s.prepend = tok::MetaspaceStep::Prepend::kFirst;
-  s.split = flag_of(j, "split", true);
-  return s;
-}
-
-Status add_pre_tokenizer(const Json& j, tok::PreTokenizer& out) {
-  const std::string type = text_of(j, "type");
-  if (type == "Split") {
-    CARREL_ASSIGN(tok::Regex regex, pattern_of(j));
-    CARREL_ASSIGN(const tok::SplitBehavior behavior, behavior_of(j));
-    out.add(tok::SplitStep{std::move(regex), behavior, flag_of(j, "invert", false)});
-  } else if (type == "ByteLevel") {
-    // The prefix space belongs to the piece, the split to what follows: the order of the reference.
-    const bool space = flag_of(j, "add_prefix_space", true);
-    if (flag_of(j, "use_regex", true)) {
-      if (space) return fail(Code::kUnsupported, "ByteLevel with add_prefix_space and use_regex is not known here", "tokenizer.json");
-      CARREL_ASSIGN(tok::Regex regex, tok::Regex::compile(tok::kGpt2Split));
-      out.add(tok::SplitStep{std::move(regex), tok::SplitBehavior::kIsolated, false});
-    }
-    out.add(tok::ByteLevelStep{space});
-  } else if (type == "Digits") out.add(tok::DigitsStep{flag_of(j, "individual_digits", false)});
-  else if (type == "Punctuation") {
-    CARREL_ASSIGN(const tok::SplitBehavior behavior, j.contains("behavior") ? behavior_of(j) : Result<tok::SplitBehavior>(tok::SplitBehavior::kIsolated));
-    out.add(tok::PunctuationStep{behavior});
-  } else if (type == "WhitespaceSplit") out.add(tok::WhitespaceSplitStep{});
-  else if (type == "Metaspace") out.add(metaspace(j));
-  else return unsupported("a pre-tokenizer", j);
-  return {};
-}
-
-/// Spelling → bytes, by the family of decoder.
-struct Decoder {
-  bool byte_level = false, metaspace = false, byte_fallback = false, strip_first_space = false;
-
-  std::string bytes(const std::string& spelling) const {
-    int byte = 0;
-    if (byte_fallback && spelling.size() == 6 && spelling.starts_with("<0x") && spelling.back() == '>' &&
-        std::from_chars(spelling.data() + 3, spelling.data() + 5, byte, 16).ptr == spelling.data() + 5)
-      return std::string(1, static_cast<char>(byte));
-    if (byte_level) {
-      const auto cps = tok::from_utf8(spelling);
-      if (!cps) return spelling;
-      std::string out;
-      for (const char32_t c : *cps) {
-        const int b = tok::byte_of_char(c);
-        if (b < 0) return spelling;  // not of the byte alphabet: stands for itself
-        out += static_cast<char>(b);
-      }
-      return out;
-    }
-    if (!metaspace) return spelling;
-    std::string out;
-    for (size_t i = 0; i < spelling.size();) {
-      const bool space = spelling.compare(i, 3, "\xE2\x96\x81") == 0;
-      out += space ? ' ' : spelling[i];
-      i += space ? 3 : 1;
-    }
-    return out;
-  }
-};
-
-Result<Decoder> read_decoder(const Json& j) {
-  Decoder d;
-  CARREL_TRY(each(j, "decoders", [&](const Json& one) -> Status {
-    const std::string type = text_of(one, "type");
-    if (type == "ByteLevel") d.byte_level = true;
-    else if (type == "ByteFallback") d.byte_fallback = true;
-    else if (type == "Metaspace") {
-      d.metaspace = true;
-      d.strip_first_space = metaspace(one).prepend != tok::MetaspaceStep::Prepend::kNever;
-    } else if (type == "Replace" && text_of(at(one, "pattern"), "String") == "\xE2\x96\x81" && text_of(one, "content") == " ") d.metaspace = true;
-    else if (type == "Strip" && text_of(one, "content") == " ") d.strip_first_space = at(one, "start") == 1;
-    else if (type != "Fuse") return unsupported("a decoder", one);
-    return {};
-  }));
-  return d;
-}
-
-using Impl = Tokenizer::Impl;
-
-/// Raw key of a vocabulary spelling: bytes where the units of a word are bytes.
-std::string piece_of(const std::string& spelling, bool byte_level) {
-  if (!byte_level) return spelling;
-  Decoder d;
-  d.byte_level = true;
-  return d.bytes(spelling);
-}
-
-class JsonLoader {
+class Loader {
  public:
-  explicit JsonLoader(const Json& root) : root_(root) {}
+  explicit Loader(const TokenizerFiles& files) : files_(files) {}
 
-  Status load(Impl& t) {
-    CARREL_TRY(each(at(root_, "normalizer"), "normalizers", [&](const Json& j) { return add_normalizer(j, t.normalizer); }));
-    CARREL_TRY(each(at(root_, "pre_tokenizer"), "pretokenizers", [&](const Json& j) { return add_pre_tokenizer(j, t.pre_tokenizer); }));
-    CARREL_ASSIGN(decoder_, read_decoder(at(root_, "decoder")));
-    t.strip_leading_space = decoder_.strip_first_space;
-    CARREL_TRY(load_vocab(t));
-    CARREL_TRY(load_merges(t));
-    CARREL_TRY(load_added(t));
-    CARREL_TRY(load_post_processor(t));
-    for (Impl::Token& token : t.tokens)
-      if (token.exists && token.bytes.empty()) token.bytes = decoder_.bytes(token.text);
-    return {};
+  Result<std::unique_ptr<const Tokenizer::Impl>> load(std::span<const int32_t> end_ids) {
+    CARREL_ASSIGN(file_, tok::read_tokenizer_file(files_.tokenizer_json));
+    const json& root = *file_.rest;
+    CARREL_ASSIGN(json config, small_file(files_.tokenizer_config_json, "tokenizer_config.json"));
+    CARREL_ASSIGN(json map, small_file(files_.special_tokens_map_json, "special_tokens_map.json"));
+    for (auto& [k, v] : map.items()) {
+      if (!config.contains(k)) config[k] = v;
+    }
+    CARREL_TRY(tok::read_normalizer(at(root, "normalizer"), impl_->normalizer));
+    CARREL_TRY(tok::read_pre_tokenizer(at(root, "pre_tokenizer"), impl_->pre_tokenizer));
+    CARREL_TRY(tok::read_decoder(at(root, "decoder"), decoder_));
+    impl_->strip_leading_space = decoder_.strip_leading_space;
+    CARREL_TRY(read_model(at(root, "model")));
+    CARREL_TRY(read_added(at(root, "added_tokens")));
+    CARREL_TRY(read_config_tokens(config));
+    CARREL_TRY(read_ends(root, config));
+    for (auto& t : impl_->tokens) t.bytes = decoder_.bytes_of(t.text);
+    // An added token of a byte-level vocabulary is written as it is read: its spelling never went through the byte alphabet.
+    for (const AddedToken& t : added_) {
+      if (decoder_.byte_level) impl_->tokens[static_cast<size_t>(t.id)].bytes = t.content;
+    }
+    Sha256 definition;
+    definition.update("carrel tokenizer.json\n");
+    definition.update(files_.tokenizer_json);
+    CARREL_TRY(impl_->finish(added_, end_ids, std::move(definition)));
+    return std::move(impl_);
   }
-
-  const std::vector<tok::AddedToken>& added() const { return added_; }
 
  private:
-  Status load_vocab(Impl& t) {
-    const Json& model = at(root_, "model");
-    const std::string type = text_of(model, "type");
-    if (!type.empty() && type != "BPE") return fail(Code::kUnsupported, "the model is " + type + "; only BPE is known here", "tokenizer.json");
-    if (!text_of(model, "continuing_subword_prefix").empty() || !text_of(model, "end_of_word_suffix").empty())
-      return fail(Code::kUnsupported, "subword prefixes and word suffixes are not known here", "tokenizer.json");
-    t.bpe.byte_level = t.pre_tokenizer.byte_level();
-    t.bpe.byte_fallback = flag_of(model, "byte_fallback", false);
-    t.bpe.fuse_unk = flag_of(model, "fuse_unk", false);
-    t.bpe.ignore_merges = flag_of(model, "ignore_merges", false);
-    const Json& vocab = at(model, "vocab");
-    if (!vocab.is_object() || vocab.empty()) return fail(Code::kCorrupt, "has no vocabulary (model.vocab)", "tokenizer.json");
-    t.bpe.vocab.reserve(vocab.size());
-    for (const auto& [spelling, id] : vocab.items()) {
-      if (!id.is_number_integer() || id.get<int64_t>() < 0 || id.get<int64_t>() > tok::kMaxTokenId) return fail(Code::kCorrupt, "token id " + id.dump() + " is out of bounds", "tokenizer.json");
-      CARREL_TRY(t.place(id.get<int32_t>(), spelling));
-      t.bpe.vocab.add(piece_of(spelling, t.bpe.byte_level), id.get<int32_t>());
+  static Result<json> small_file(std::string_view text, const char* name) {
+    if (text.empty()) return json::object();
+    auto file = tok::read_tokenizer_file(text);
+    if (!file) return fail(file.error().code, file.error().message, name);
+    return std::move(*file->rest);
+  }
+
+  Status read_model(const json& model) {
+    if (!model.is_object()) return fail(Code::kCorrupt, "it has no model", kWhere);
+    CARREL_ASSIGN(std::string type, tok::text_field(model, "type", "BPE"));
+    if (type != "BPE") return fail(Code::kUnsupported, "the model '" + type.substr(0, 60) + "' is not supported; only BPE is", kWhere);
+    for (const char* name : {"continuing_subword_prefix", "end_of_word_suffix"}) {
+      CARREL_ASSIGN(std::string affix, tok::text_field(model, name, ""));
+      if (!affix.empty()) return fail(Code::kUnsupported, std::string(name) + " is not supported", kWhere);
     }
-    for (int b = 0; b < 256 && t.bpe.byte_fallback; b++) {
-      char name[8];
-      snprintf(name, sizeof name, "<0x%02X>", b);
-      t.bpe.byte_ids[static_cast<size_t>(b)] = t.by_text.find(name);
+    if (file_.vocab.empty()) return fail(Code::kCorrupt, "the vocabulary is empty or missing", kWhere);
+    auto& bpe = impl_->bpe;
+    CARREL_ASSIGN(bpe.byte_fallback, tok::bool_field(model, "byte_fallback", false));
+    CARREL_ASSIGN(bpe.fuse_unk, tok::bool_field(model, "fuse_unk", false));
+    CARREL_ASSIGN(bpe.ignore_merges, tok::bool_field(model, "ignore_merges", false));
+    bpe.byte_level = impl_->pre_tokenizer.byte_level();
+    CARREL_TRY(read_vocab());
+    CARREL_TRY(read_merges());
+    CARREL_ASSIGN(std::string unk, tok::text_field(model, "unk_token", ""));
+    if (!unk.empty()) {
+      auto id = impl_->find(unk);
+      if (!id) return fail(Code::kCorrupt, "unk_token '" + unk.substr(0, 60) + "' is not in the vocabulary", kWhere);
+      bpe.unk_id = *id;
     }
-    if (const std::string unk = text_of(model, "unk_token"); !unk.empty()) t.bpe.unk_id = t.by_text.find(unk);
     return {};
   }
 
-  Status load_merges(Impl& t) {
-    const Json& merges = at(at(root_, "model"), "merges");
-    if (!merges.is_array()) return fail(Code::kCorrupt, "has no merges (model.merges)", "tokenizer.json");
-    t.bpe.merges.reserve(merges.size());
+  /// The bytes a spelling stands for in a byte-level vocabulary; nothing when it cannot come from bytes.
+  std::optional<std::string> unit(const std::string& spelling) const {
+    if (!impl_->bpe.byte_level) return spelling;
+    return tok::bytes_of_chars(spelling);
+  }
+
+  Status read_vocab() {
+    // Gaps are rare and small; a lone huge id must not make the table huge.
+    max_id_ = std::min<int64_t>(tok::kMaxTokenId, static_cast<int64_t>(8 * file_.vocab.size()) + 65536);
+    impl_->bpe.vocab.reserve(file_.vocab.size());
+    impl_->by_text.reserve(file_.vocab.size());
+    for (const auto& [text, id64] : file_.vocab) {
+      if (id64 < 0 || id64 > max_id_) {
+        return fail(Code::kCorrupt, "token '" + text.substr(0, 60) + "' has the id " + std::to_string(id64) + ", out of range", kWhere);
+      }
+      const auto id = static_cast<int32_t>(id64);
+      CARREL_TRY(impl_->place(id, text));
+      if (auto raw = unit(text)) impl_->bpe.vocab.add(*raw, id);
+      if (text.size() == 6 && text.starts_with("<0x") && text.back() == '>') {
+        const std::string digits = text.substr(3, 2);
+        if (digits.find_first_not_of("0123456789ABCDEF") == std::string::npos) {
+          impl_->bpe.byte_ids[static_cast<size_t>(std::stoi(digits, nullptr, 16))] = id;
+        }
+      }
+    }
+    return {};
+  }
+
+  Status read_merges() {
+    auto& bpe = impl_->bpe;
+    bpe.merges.reserve(file_.merges.size());
     uint32_t rank = 0;
-    for (const Json& m : merges) {
-      std::string left, right;
-      if (m.is_string()) {
-        const std::string both = m.get<std::string>();
-        const size_t space = both.find(' ');
-        if (space == std::string::npos) return fail(Code::kCorrupt, "merge " + std::to_string(rank) + " is not two pieces", "tokenizer.json");
-        left = both.substr(0, space), right = both.substr(space + 1);
-      } else if (m.is_array() && m.size() == 2 && m[0].is_string() && m[1].is_string()) {
-        left = m[0].get<std::string>(), right = m[1].get<std::string>();
-      } else {
-        return fail(Code::kCorrupt, "merge " + std::to_string(rank) + " is not two pieces", "tokenizer.json");
+    for (const auto& [left, right] : file_.merges) {
+      auto l = unit(left), r = unit(right);
+      if (l && r) {
+        const int32_t a = bpe.vocab.find(*l), b = bpe.vocab.find(*r), joined = bpe.vocab.find(*l + *r);
+        if (a == tok::kNoToken || b == tok::kNoToken || joined == tok::kNoToken) {
+          return fail(Code::kCorrupt, "the merge '" + left.substr(0, 60) + " " + right.substr(0, 60) + "' names a token that is not there",
+                      kWhere);
+        }
+        bpe.merges.add(a, b, {rank, joined});
       }
-      const int32_t l = t.by_text.find(left), r = t.by_text.find(right), joined = t.by_text.find(left + right);
-      if (l == tok::kNoToken || r == tok::kNoToken || joined == tok::kNoToken)
-        return fail(Code::kCorrupt, "merge " + std::to_string(rank) + " names a piece that the vocabulary lacks", "tokenizer.json");
-      t.bpe.merges.add(l, r, {rank++, joined});
+      ++rank;
+    }
+    file_.merges.clear();
+    file_.merges.shrink_to_fit();
+    return {};
+  }
+
+  Result<AddedToken> one_added(const json& j) const {
+    AddedToken t;
+    if (!j.is_object() || !at(j, "content").is_string()) return fail(Code::kCorrupt, "an added token without content", kWhere);
+    t.content = at(j, "content").get<std::string>();
+    CARREL_ASSIGN(t.special, tok::bool_field(j, "special", false));
+    CARREL_ASSIGN(t.single_word, tok::bool_field(j, "single_word", false));
+    CARREL_ASSIGN(t.lstrip, tok::bool_field(j, "lstrip", false));
+    CARREL_ASSIGN(t.rstrip, tok::bool_field(j, "rstrip", false));
+    CARREL_ASSIGN(t.normalized, tok::bool_field(j, "normalized", !t.special));
+    return t;
+  }
+
+  Status add(AddedToken t, int64_t id) {
+    // The vocabulary wins over the id in the list, as in the reference.
+    if (auto known = impl_->find(t.content)) {
+      id = *known;
+    } else if (id < 0 || id > max_id_) {
+      return fail(Code::kCorrupt, "the added token '" + t.content.substr(0, 60) + "' has an id out of range", kWhere);
+    }
+    t.id = static_cast<int32_t>(id);
+    CARREL_TRY(impl_->place(t.id, t.content));
+    if (added_ids_.add(t.content, t.id)) {
+      added_.push_back(std::move(t));
+    } else {
+      auto it = std::find_if(added_.begin(), added_.end(), [&](const AddedToken& o) { return o.id == t.id; });
+      if (it != added_.end()) *it = std::move(t);
     }
     return {};
   }
 
-  Status load_added(Impl& t) {
-    const Json& added = at(root_, "added_tokens");
-    if (added.is_null()) return {};
-    if (!added.is_array()) return fail(Code::kCorrupt, "added_tokens is not a list", "tokenizer.json");
-    for (const Json& j : added) {
-      tok::AddedToken a;
-      if (!at(j, "id").is_number_integer() || at(j, "id").get<int64_t>() < 0 || at(j, "id").get<int64_t>() > tok::kMaxTokenId || text_of(j, "content").empty())
-        return fail(Code::kCorrupt, "an added token lacks id or content", "tokenizer.json");
-      a.id = at(j, "id").get<int32_t>();
-      a.content = text_of(j, "content");
-      a.single_word = flag_of(j, "single_word", false);
-      a.lstrip = flag_of(j, "lstrip", false);
-      a.rstrip = flag_of(j, "rstrip", false);
-      a.special = flag_of(j, "special", false);
-      a.normalized = flag_of(j, "normalized", !a.special);
-      CARREL_TRY(t.place(a.id, a.content));
-      // Shown as it is written, not through the byte alphabet; the space sign of SentencePiece is a space in added tokens too.
-      t.tokens[static_cast<size_t>(a.id)].bytes = decoder_.byte_level || a.special ? a.content : decoder_.bytes(a.content);
-      added_.push_back(std::move(a));
+  Status read_added(const json& list) {
+    if (list.is_null()) return {};
+    if (!list.is_array()) return fail(Code::kCorrupt, "added_tokens is not a list", kWhere);
+    for (const json& j : list) {
+      CARREL_ASSIGN(AddedToken t, one_added(j));
+      if (!at(j, "id").is_number_integer()) return fail(Code::kCorrupt, "an added token without id", kWhere);
+      CARREL_TRY(add(std::move(t), at(j, "id").get<int64_t>()));
     }
-    std::sort(added_.begin(), added_.end(), [](const auto& x, const auto& y) { return x.id < y.id; });
     return {};
   }
 
-  Status load_post_processor(Impl& t) {
-    return each(at(root_, "post_processor"), "processors", [&](const Json& j) -> Status {
-      if (text_of(j, "type") == "ByteLevel") return {};  // offsets only
-      if (text_of(j, "type") != "TemplateProcessing") return unsupported("a post-processor", j);
-      bool before = true;
-      for (const Json& item : at(j, "single")) {
-        if (item.contains("Sequence")) {
-          before = false;
-          continue;
+  /// Tokens that only tokenizer_config.json has: added_tokens_decoder, and the named ones, which are control tokens.
+  Status read_config_tokens(const json& config) {
+    const json& decoder = at(config, "added_tokens_decoder");
+    if (decoder.is_object()) {
+      for (const auto& [key, j] : decoder.items()) {
+        CARREL_ASSIGN(AddedToken t, one_added(j));
+        if (key.empty() || key.size() > 9 || key.find_first_not_of("0123456789") != key.npos) {
+          return fail(Code::kCorrupt, "added_tokens_decoder has a key that is no id", "tokenizer_config.json");
         }
-        for (const Json& id : at(at(at(j, "special_tokens"), text_of(at(item, "SpecialToken"), "id").c_str()), "ids")) {
-          if (!id.is_number_integer() || id.get<int64_t>() < 0 || id.get<int64_t>() >= static_cast<int64_t>(t.tokens.size()))
-            return fail(Code::kCorrupt, "the post-processor names a token that the vocabulary lacks", "tokenizer.json");
-          (before ? t.prefix : t.suffix).push_back(id.get<int32_t>());
-        }
+        if (added_ids_.find(t.content) == tok::kNoToken) CARREL_TRY(add(std::move(t), std::stol(key)));
       }
-      return {};
-    });
+    }
+    std::vector<std::string> names;
+    for (const char* field : {"bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token"}) {
+      if (auto n = token_name(at(config, field))) names.push_back(*n);
+    }
+    const json& more = at(config, "additional_special_tokens");
+    for (size_t i = 0; more.is_array() && i < more.size(); ++i) {
+      if (auto n = token_name(more[i])) names.push_back(*n);
+    }
+    for (std::string& n : names) {
+      auto id = impl_->find(n);
+      if (!id || added_ids_.find(n) != tok::kNoToken) continue;
+      AddedToken t;
+      t.content = std::move(n);
+      t.special = true;
+      CARREL_TRY(add(std::move(t), *id));
+    }
+    return {};
   }
 
-  const Json& root_;
-  Decoder decoder_;
-  std::vector<tok::AddedToken> added_;
+  std::optional<int32_t> named(const json& config, const char* field) const {
+    auto name = token_name(at(config, field));
+    return name ? impl_->find(*name) : std::nullopt;
+  }
+
+  /// Prefix, suffix, BOS and EOS.
+  Status read_ends(const json& root, const json& config) {
+    tok::PostProcessor post;
+    CARREL_TRY(tok::read_post_processor(at(root, "post_processor"), post));
+    for (const auto* list : {&post.prefix, &post.suffix}) {
+      for (int32_t id : *list) {
+        if (static_cast<size_t>(id) >= impl_->tokens.size()) return fail(Code::kCorrupt, "the post-processor names an unknown id", kWhere);
+      }
+    }
+    impl_->bos = named(config, "bos_token");
+    impl_->eos = named(config, "eos_token");
+    if (!impl_->bos && !post.prefix.empty()) impl_->bos = post.prefix.front();
+    // The tokenizer classes of Llama and Gemma rebuild the post-processor from these two settings; with other classes only "true" counts.
+    CARREL_ASSIGN(std::string klass, tok::text_field(config, "tokenizer_class", ""));
+    const bool rebuilds = klass.starts_with("Llama") || klass.starts_with("CodeLlama") || klass.starts_with("Gemma");
+    CARREL_TRY(apply(at(config, "add_bos_token"), rebuilds, impl_->bos, post.prefix));
+    CARREL_TRY(apply(at(config, "add_eos_token"), rebuilds, impl_->eos, post.suffix));
+    impl_->prefix = std::move(post.prefix);
+    impl_->suffix = std::move(post.suffix);
+    return {};
+  }
+
+  static Status apply(const json& setting, bool rebuilds, std::optional<int32_t> id, std::vector<int32_t>& list) {
+    if (setting.is_null() || !id) return {};
+    if (!setting.is_boolean()) return fail(Code::kCorrupt, "add_bos_token or add_eos_token is not true or false", "tokenizer_config.json");
+    const bool there = std::find(list.begin(), list.end(), *id) != list.end();
+    if (setting.get<bool>() && !there) list.insert(list.begin(), *id);
+    if (!setting.get<bool>() && rebuilds) std::erase(list, *id);
+    return {};
+  }
+
+  TokenizerFiles files_;
+  tok::TokenizerFile file_;
+  tok::TokenDecoder decoder_;
+  tok::StringIndex added_ids_;
+  int64_t max_id_ = 0;
+  std::vector<AddedToken> added_;
+  std::unique_ptr<Tokenizer::Impl> impl_ = std::make_unique<Tokenizer::Impl>();
 };
-
-/// A token's spelling in a config: text, or an object with `content`.
-std::string spelling_in(const Json& config, const char* name) {
-  const Json& x = at(config, name);
-  return x.is_string() ? x.get<std::string>() : text_of(x, "content");
-}
-
-/// BOS, EOS and what tokenizer_config.json asks for beyond the post-processor.
-void apply_config(const Json& config, const Json& map, Impl& t) {
-  const auto id_of = [&](const char* name) -> std::optional<int32_t> {
-    std::string spelling = spelling_in(config, name);
-    if (spelling.empty()) spelling = spelling_in(map, name);
-    return spelling.empty() ? std::nullopt : t.find(spelling);
-  };
-  t.bos = id_of("bos_token");
-  t.eos = id_of("eos_token");
-  const bool has_bos = t.bos && std::find(t.prefix.begin(), t.prefix.end(), *t.bos) != t.prefix.end();
-  const bool has_eos = t.eos && std::find(t.suffix.begin(), t.suffix.end(), *t.eos) != t.suffix.end();
-  if (flag_of(config, "add_bos_token", false) && t.bos && !has_bos) t.prefix.insert(t.prefix.begin(), *t.bos);
-  if (flag_of(config, "add_eos_token", false) && t.eos && !has_eos) t.suffix.push_back(*t.eos);
-}
 
 }  // namespace
 
-Result<tok::PreTokenizer> pre_tokenizer_from_json(std::string_view json) {
-  CARREL_ASSIGN(const Json root, parse(json, "pre_tokenizer"));
-  tok::PreTokenizer out;
-  CARREL_TRY(each(root, "pretokenizers", [&](const Json& j) { return add_pre_tokenizer(j, out); }));
-  return out;
-}
-
 Result<std::shared_ptr<const Tokenizer>> Tokenizer::from_json(const TokenizerFiles& files, std::span<const int32_t> end_ids) {
-  CARREL_ASSIGN(const Json root, parse(files.tokenizer_json, "tokenizer.json"));
-  Json config = Json::object(), map = Json::object();
-  if (!files.tokenizer_config_json.empty()) {
-    CARREL_ASSIGN(config, parse(files.tokenizer_config_json, "tokenizer_config.json"));
+  try {
+    CARREL_ASSIGN(auto impl, Loader(files).load(end_ids));
+    return std::make_shared<const Tokenizer>(std::move(impl));
+  } catch (const std::exception& e) {
+    return fail(Code::kCorrupt, std::string("cannot be read: ") + e.what(), kWhere);
   }
-  if (!files.special_tokens_map_json.empty()) {
-    CARREL_ASSIGN(map, parse(files.special_tokens_map_json, "special_tokens_map.json"));
-  }
-  auto impl = std::make_unique<Impl>();
-  JsonLoader loader(root);
-  CARREL_TRY(loader.load(*impl));
-  apply_config(config, map, *impl);
-  Sha256 definition;
-  definition.update("carrel tokenizer json 1\n");
-  definition.update(files.tokenizer_json);
-  CARREL_TRY(impl->finish(loader.added(), end_ids, std::move(definition)));
-  return std::make_shared<const Tokenizer>(std::move(impl));
 }
 
 }  // namespace carrel

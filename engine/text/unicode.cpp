@@ -55,12 +55,12 @@ struct LongName {
   const char* category;
 };
 constexpr LongName kLongNames[] = {
-    {"letter", "L"},          {"mark", "M"},             {"number", "N"},          {"punctuation", "P"},     {"symbol", "S"},
-    {"separator", "Z"},       {"other", "C"},            {"uppercaseletter", "Lu"}, {"lowercaseletter", "Ll"}, {"titlecaseletter", "Lt"},
-    {"modifierletter", "Lm"}, {"otherletter", "Lo"},     {"nonspacingmark", "Mn"}, {"spacingmark", "Mc"},    {"enclosingmark", "Me"},
-    {"decimalnumber", "Nd"},  {"letternumber", "Nl"},    {"othernumber", "No"},    {"mathsymbol", "Sm"},     {"currencysymbol", "Sc"},
-    {"modifiersymbol", "Sk"}, {"othersymbol", "So"},     {"control", "Cc"},        {"format", "Cf"},         {"unassigned", "Cn"},
-    {"punct", "P"},           {"digit", "Nd"},           {"cntrl", "Cc"},          {"spaceseparator", "Zs"}, {"lineseparator", "Zl"},
+    {"letter", "L"},          {"mark", "M"},          {"number", "N"},           {"punctuation", "P"},      {"symbol", "S"},
+    {"separator", "Z"},       {"other", "C"},         {"uppercaseletter", "Lu"}, {"lowercaseletter", "Ll"}, {"titlecaseletter", "Lt"},
+    {"modifierletter", "Lm"}, {"otherletter", "Lo"},  {"nonspacingmark", "Mn"},  {"spacingmark", "Mc"},     {"enclosingmark", "Me"},
+    {"decimalnumber", "Nd"},  {"letternumber", "Nl"}, {"othernumber", "No"},     {"mathsymbol", "Sm"},      {"currencysymbol", "Sc"},
+    {"modifiersymbol", "Sk"}, {"othersymbol", "So"},  {"control", "Cc"},         {"format", "Cf"},          {"unassigned", "Cn"},
+    {"punct", "P"},           {"digit", "Nd"},        {"cntrl", "Cc"},           {"spaceseparator", "Zs"},  {"lineseparator", "Zl"},
 };
 
 }  // namespace
@@ -76,7 +76,9 @@ CodeSet::CodeSet(std::vector<CodeRange> ranges) {
   }
 }
 
-bool CodeSet::contains(char32_t c) const { return in_ranges(ranges_.data(), ranges_.size(), c); }
+bool CodeSet::contains(char32_t c) const {
+  return in_ranges(ranges_.data(), ranges_.size(), c);
+}
 
 CodeSet CodeSet::united(const CodeSet& other) const {
   std::vector<CodeRange> all = ranges_;
@@ -137,8 +139,16 @@ std::optional<CodeSet> unicode_property(std::string_view full) {
 }
 
 CodeSet space_set() {
-  return CodeSet({{9, 13}, {32, 32}, {0x85, 0x85}, {0xa0, 0xa0}, {0x1680, 0x1680}, {0x2000, 0x200a}, {0x2028, 0x2029}, {0x202f, 0x202f},
-                  {0x205f, 0x205f}, {0x3000, 0x3000}});
+  return CodeSet({{9, 13},
+                  {32, 32},
+                  {0x85, 0x85},
+                  {0xa0, 0xa0},
+                  {0x1680, 0x1680},
+                  {0x2000, 0x200a},
+                  {0x2028, 0x2029},
+                  {0x202f, 0x202f},
+                  {0x205f, 0x205f},
+                  {0x3000, 0x3000}});
 }
 
 CodeSet word_set() {

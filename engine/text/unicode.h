@@ -77,7 +77,8 @@ struct Utf8Step {
 Utf8Step utf8_step(std::string_view bytes, size_t at);
 
 enum class NormalForm { kNfc, kNfd, kNfkc, kNfkd };
-/// The normal form of well-formed UTF-8, as the reference's normalizer computes it: code points newer than that normalizer stay as they are.
+/// The normal form of well-formed UTF-8, as the reference's normalizer computes it: code points newer than that normalizer stay as they
+/// are.
 Result<std::string> normalize(std::string_view utf8, NormalForm form);
 
 }  // namespace carrel::tok

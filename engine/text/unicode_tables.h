@@ -1,4 +1,5 @@
-// The generated Unicode tables (unicode_tables.cpp, made by make_unicode_tables.py). Read-only data, any thread; use them through unicode.h.
+// The generated Unicode tables (unicode_tables.cpp, made by make_unicode_tables.py). Read-only data, any thread; use them through
+// unicode.h.
 #pragma once
 #include <cstddef>
 #include <cstdint>
