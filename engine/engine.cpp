@@ -55,6 +55,7 @@ struct Job {
   std::vector<int32_t> tokens;  // prompt, then answer
   size_t n_prompt = 0;
   std::optional<Sequence> sequence;  // empty while waiting
+  BlockKeys block_keys;              // of tokens, kept between tries: admit hashes a prompt once
   std::optional<Match> first_match;
   int64_t admitted_ns = 0, first_token_ns = 0;
   Detokenizer detokenizer;
@@ -227,7 +228,8 @@ struct Engine::Impl {
                                      .namespace_id = r.namespace_id,
                                      .max_new_tokens = r.max_new_tokens - static_cast<int64_t>(job->answer().size()),
                                      .reuse = r.reuse,
-                                     .store = r.store});
+                                     .store = r.store,
+                                     .keys = &job->block_keys});
       if (!admission) {
         if (admission.error().code == Code::kExhausted && !running.empty()) return;
         finish(*take_waiting(order[i]), FinishReason::kError, std::move(admission.error()));

@@ -46,7 +46,9 @@ inline size_t bytes_of(DType type, size_t n) {
 /// Widens `out.size()` values to float32, exactly as tests/golden/quant defines them. in.size() == bytes_of(type, out.size()).
 void to_f32(DType type, std::span<const std::byte> in, std::span<float> out);
 
-inline float bf16_to_f32(uint16_t h) { return std::bit_cast<float>(static_cast<uint32_t>(h) << 16); }
+inline float bf16_to_f32(uint16_t h) {
+  return std::bit_cast<float>(static_cast<uint32_t>(h) << 16);
+}
 /// Nearest even; NaN stays NaN.
 inline uint16_t f32_to_bf16(float f) {
   const uint32_t u = std::bit_cast<uint32_t>(f);

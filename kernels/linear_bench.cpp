@@ -1,6 +1,6 @@
-// Prints what the matrix products reach beside the bounds measured in the same run, interleaved, medians: share of read bandwidth (on the file's bytes) for
-// 1 and 8 tokens, share of the path's own peak for 512. Usage: linear_bench [n_threads] [scalar-free path: avx2 | avx512].
-// Matrices are those of a SmolLM2 block (K types: rows of 512 and 1536), enough of them to exceed the caches.
+// Prints what the matrix products reach beside the bounds measured in the same run, interleaved, medians: share of read bandwidth (on the
+// file's bytes) for 1 and 8 tokens, share of the path's own peak for 512. Usage: linear_bench [n_threads] [scalar-free path: avx2 |
+// avx512]. Matrices are those of a SmolLM2 block (K types: rows of 512 and 1536), enough of them to exceed the caches.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -15,7 +15,7 @@
 namespace carrel::cpu {
 namespace {
 
-constexpr int kRounds = 7;
+constexpr int kRounds = 9;
 
 struct Shape {
   int64_t n_rows, n_cols;
@@ -37,7 +37,8 @@ struct Model {
 Result<Model> build(DType type, size_t target_bytes) {
   const bool k_type = block_shape(type).n_values == 256;
   const int64_t narrow = k_type ? 512 : 576;
-  const std::vector<Shape> layer = {{576, narrow}, {192, narrow}, {192, narrow}, {576, narrow}, {1536, narrow}, {1536, narrow}, {576, 1536}};
+  const std::vector<Shape> layer = {{576, narrow},  {192, narrow},  {192, narrow}, {576, narrow},
+                                    {1536, narrow}, {1536, narrow}, {576, 1536}};
   size_t packed = 0, file = 0;
   for (const Shape& s : layer) {
     packed += (packed_bytes(form_of(type), s.n_rows, s.n_cols) + 63) / 64 * 64;
@@ -59,8 +60,8 @@ Result<Model> build(DType type, size_t target_bytes) {
   return m;
 }
 
-double seconds(const Model& m, size_t n_matrices, int n_tokens, const std::vector<float>& x, std::vector<float>& y, ThreadTeam& team, Path path,
-               Scratch& scratch) {
+double seconds(const Model& m, size_t n_matrices, int n_tokens, const std::vector<float>& x, std::vector<float>& y, ThreadTeam& team,
+               Path path, Scratch& scratch) {
   Env* env = Env::real();
   const int64_t from = env->mono_ns();
   for (size_t i = 0; i < n_matrices; i++)
@@ -87,8 +88,8 @@ Status bench_type(DType type, ThreadTeam& team, Path path) {
     many.push_back(2 * layer_ops / seconds(m, 2 * per_layer, 512, x, y, team, path, scratch));
   }
   std::printf("%-5s 1 token %6.1f GB/s = %.2f of %5.1f | 8 tokens %6.1f GB/s = %.2f | 512 tokens %7.0f GOP/s = %.2f of %6.0f\n",
-              std::string(to_string(type)).c_str(), median(one) / 1e9, median(one) / median(bandwidth), median(bandwidth) / 1e9, median(eight) / 1e9,
-              median(eight) / median(bandwidth), median(many) / 1e9, median(many) / median(peak), median(peak) / 1e9);
+              std::string(to_string(type)).c_str(), median(one) / 1e9, median(one) / median(bandwidth), median(bandwidth) / 1e9,
+              median(eight) / 1e9, median(eight) / median(bandwidth), median(many) / 1e9, median(many) / median(peak), median(peak) / 1e9);
   return {};
 }
 

@@ -17,18 +17,18 @@
 namespace carrel {
 
 enum class Form : uint8_t {  // numbers reach the model store: never change them
-  kF32 = 0,    // float32
-  kF16 = 1,    // IEEE half
-  kBF16 = 2,   // bfloat16
-  kI8 = 3,     // Q8_0: int8, f16 scale per 32
-  kI4 = 4,     // Q4_0: 4 bits offset 8, f16 scale per 32
-  kI4M = 5,    // Q4_1: 4 bits, f16 scale and minimum per 32
-  kI5 = 6,     // Q5_0: 5 bits offset 16
-  kI5M = 7,    // Q5_1
-  kI4K = 8,    // Q4_K: 4 bits, 6-bit sub-scales and minima per 32, f16 super-scales per 256
-  kI5K = 9,    // Q5_K
-  kI6K = 10,   // Q6_K: 6 bits offset 32, int8 sub-scales per 16, f16 super-scale per 256
-  kRows = 11,  // float32, plain row-major: what the `reference` ops read
+  kF32 = 0,                  // float32
+  kF16 = 1,                  // IEEE half
+  kBF16 = 2,                 // bfloat16
+  kI8 = 3,                   // Q8_0: int8, f16 scale per 32
+  kI4 = 4,                   // Q4_0: 4 bits offset 8, f16 scale per 32
+  kI4M = 5,                  // Q4_1: 4 bits, f16 scale and minimum per 32
+  kI5 = 6,                   // Q5_0: 5 bits offset 16
+  kI5M = 7,                  // Q5_1
+  kI4K = 8,                  // Q4_K: 4 bits, 6-bit sub-scales and minima per 32, f16 super-scales per 256
+  kI5K = 9,                  // Q5_K
+  kI6K = 10,                 // Q6_K: 6 bits offset 32, int8 sub-scales per 16, f16 super-scale per 256
+  kRows = 11,                // float32, plain row-major: what the `reference` ops read
 };
 
 constexpr int kRowBlock = 16;

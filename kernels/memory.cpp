@@ -18,7 +18,8 @@ constexpr size_t kPage = 4096;
 
 Result<HugeBuffer> HugeBuffer::allocate(size_t n_bytes, bool touch) {
   const auto refused = [&] {
-    return fail(Code::kExhausted, "the system gives no " + std::to_string(n_bytes) + " bytes of memory; use a smaller model or a larger machine");
+    return fail(Code::kExhausted,
+                "the system gives no " + std::to_string(n_bytes) + " bytes of memory; use a smaller model or a larger machine");
   };
   HugeBuffer b;
   if (n_bytes == 0) return b;

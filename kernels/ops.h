@@ -78,7 +78,7 @@ struct RouteArgs {  // experts of a token, ascending by expert id (2.10, 3.7, 7)
   int top_k = 0;
   RouteScore score = RouteScore::kSoftmax;
   const float* bias = nullptr;         // [n_experts], selects only
-  const int32_t* table = nullptr;      // [vocab][top_k] expert ids by token id (hash layers), or null
+  const int32_t* table = nullptr;      // [vocab][top_k] expert ids by token id (hash layers), or null; the family checks their range
   bool normalize = true;
   float scale = 1;
 };
@@ -88,8 +88,9 @@ struct Expert {
   Matrix gate, up, down;
 };
 
+constexpr int kMaxStreams = 64;
 struct HcArgs {  // manifold-constrained hyper-connections (2.5)
-  int n_streams = 4;
+  int n_streams = 4;  // at most kMaxStreams
   int width = 0;
   int n_iters = 20;
   float hc_eps = 1e-6f, norm_eps = 1e-6f;

@@ -116,7 +116,7 @@ TEST(Ops, norms_and_rotation) {
 
 TEST(Ops, hyper_connections) {
   Sets sets;
-  for (const auto& [n, width] : {std::pair{2, 128}, {4, 33}, {3, 7}}) {
+  for (const auto& [n, width] : {std::pair{2, 128}, {4, 33}, {3, 7}, {kMaxStreams, 5}}) {
     constexpr int kTokens = 70;
     const std::vector<float> fn = noise(6, static_cast<size_t>((2 + n) * n * n * width), 0.2f), scale = noise(7, 3), base = noise(8, static_cast<size_t>((2 + n) * n));
     const std::vector<float> x = noise(9, static_cast<size_t>(kTokens * n * width), 3.0f), f = noise(10, static_cast<size_t>(kTokens * width));

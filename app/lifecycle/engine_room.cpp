@@ -28,17 +28,6 @@ Status check_policy(const Config& config, const Graph& graph) {
   return {};
 }
 
-StateConfig state_config(const Config& config, const Model& model) {
-  StateConfig c;
-  c.model = model.graph().state;
-  c.model_digest = model.digest();
-  c.numerics_id = model.numerics_id();
-  c.budget_bytes = config.is_auto("cache.max_size_gb") ? machine_memory_bytes() / 4 : static_cast<size_t>(config.number("cache.max_size_gb") * 1e9);
-  c.max_sequences = static_cast<int>(config.integer("scheduler.max_num_seqs"));
-  c.reuse = config.flag("cache.prefix_reuse.enabled");
-  return c;
-}
-
 EngineConfig engine_config(const Config& config) {
   EngineConfig e;
   e.max_batch_size = static_cast<int>(config.integer("scheduler.max_batch_size"));
@@ -46,6 +35,20 @@ EngineConfig engine_config(const Config& config) {
   if (!config.is_auto("scheduler.prefill_chunk")) e.prefill_chunk = static_cast<int>(config.integer("scheduler.prefill_chunk"));
   e.max_queue_depth = static_cast<size_t>(config.integer("admission.max_queue_depth"));
   return e;
+}
+
+StateConfig state_config(const Config& config, const Model& model, const EngineConfig& engine) {
+  StateConfig c;
+  c.model = model.graph().state;
+  c.model_digest = model.digest();
+  c.numerics_id = model.numerics_id();
+  c.budget_bytes = config.is_auto("cache.max_size_gb") ? machine_memory_bytes() / 4 : static_cast<size_t>(config.number("cache.max_size_gb") * 1e9);
+  c.max_sequences = static_cast<int>(config.integer("scheduler.max_num_seqs"));
+  c.kernel_layout_id = page_layout_id(model.graph().state);
+  c.max_step_tokens = std::max(engine.prefill_chunk, engine.max_batch_size);
+  c.max_sequence_tokens = model.graph().max_positions;
+  c.reuse = config.flag("cache.prefix_reuse.enabled");
+  return c;
 }
 
 }  // namespace
@@ -63,9 +66,10 @@ Result<EngineRoom> open_engine_room(Env* env, const Config& config, const std::s
   CARREL_TRY(check_policy(config, room.model->graph()));
   spdlog::info("model {} family={} ops={} weights={} MB context={} numerics={} in {} ms", room.model->name(), room.model->family(), room.model->op_set(),
                room.model->weight_bytes() / 1'000'000, room.model->graph().max_positions, room.model->numerics_id().substr(0, 16), (env->mono_ns() - start) / 1'000'000);
-  CARREL_ASSIGN(room.state, StateManager::create(state_config(config, *room.model)));
+  const EngineConfig engine = engine_config(config);
+  CARREL_ASSIGN(room.state, StateManager::create(state_config(config, *room.model, engine)));
   log_states(room.model->graph().state);
-  room.engine = std::make_unique<Engine>(engine_config(config), room.model.get(), room.state.get(), env);
+  room.engine = std::make_unique<Engine>(engine, room.model.get(), room.state.get(), env);
   return room;
 }
 

@@ -11,10 +11,10 @@ namespace carrel {
 using Json = nlohmann::json;
 
 struct ConfigReader::Impl {
-  std::shared_ptr<Json> root;    // keeps `at` alive
-  const Json* at = nullptr;      // the object of this section
+  std::shared_ptr<Json> root;  // keeps `at` alive
+  const Json* at = nullptr;    // the object of this section
   std::shared_ptr<Status> status;
-  std::string prefix;            // "rope_parameters."
+  std::string prefix;  // "rope_parameters."
 };
 
 namespace {
@@ -47,8 +47,12 @@ bool ConfigReader::has(const std::string& key) const {
   return it != impl_->at->end() && !it->is_null();
 }
 
-bool ConfigReader::is_object(const std::string& key) const { return has(key) && (*impl_->at)[key].is_object(); }
-bool ConfigReader::is_array(const std::string& key) const { return has(key) && (*impl_->at)[key].is_array(); }
+bool ConfigReader::is_object(const std::string& key) const {
+  return has(key) && (*impl_->at)[key].is_object();
+}
+bool ConfigReader::is_array(const std::string& key) const {
+  return has(key) && (*impl_->at)[key].is_array();
+}
 
 ConfigReader ConfigReader::section(const std::string& key) const {
   auto impl = std::make_shared<Impl>(*impl_);
@@ -62,7 +66,9 @@ void ConfigReader::error(Code code, const std::string& message, const std::strin
   if (*impl_->status) *impl_->status = fail(code, message, "config " + impl_->prefix + key);
 }
 
-Status ConfigReader::status() const { return *impl_->status; }
+Status ConfigReader::status() const {
+  return *impl_->status;
+}
 
 int64_t ConfigReader::integer(const std::string& key, int64_t min, int64_t max) const {
   if (!has(key)) {
@@ -91,7 +97,9 @@ double ConfigReader::number(const std::string& key) const {
   return 1;
 }
 
-double ConfigReader::number_or(const std::string& key, double fallback) const { return has(key) ? number(key) : fallback; }
+double ConfigReader::number_or(const std::string& key, double fallback) const {
+  return has(key) ? number(key) : fallback;
+}
 
 bool ConfigReader::flag_or(const std::string& key, bool fallback) const {
   if (!has(key)) return fallback;
@@ -106,7 +114,9 @@ std::string ConfigReader::text(const std::string& key) const {
   return {};
 }
 
-std::string ConfigReader::text_or(const std::string& key, const std::string& fallback) const { return has(key) ? text(key) : fallback; }
+std::string ConfigReader::text_or(const std::string& key, const std::string& fallback) const {
+  return has(key) ? text(key) : fallback;
+}
 
 std::vector<int64_t> ConfigReader::integers(const std::string& key) const {
   std::vector<int64_t> out;

@@ -1,7 +1,7 @@
 // Reads a model's configuration (config.json, or GGUF metadata as one object) with every value checked for type and range.
 //
-// The first error sticks and is shared by a reader and its sections: a family reads everything, then asks status() once. A section that is absent
-// reads as empty. JSON stays inside the .cpp. Threads: a reader belongs to one thread.
+// The first error sticks and is shared by a reader and its sections: a family reads everything, then asks status() once. A section that is
+// absent reads as empty. JSON stays inside the .cpp. Threads: a reader belongs to one thread.
 #pragma once
 #include <cstdint>
 #include <memory>

@@ -35,7 +35,8 @@ TEST(ConfigReader, FirstErrorSticksAndNamesTheKey) {
 }
 
 TEST(ConfigReader, RefusesEveryWrongType) {
-  for (const char* json : {R"({"k": "1"})", R"({"k": []})", R"({"k": {}})", R"({"k": true})", R"({"k": 1e300})", R"({"k": -1})", R"({"k": 0.5})", "{}"}) {
+  for (const char* json :
+       {R"({"k": "1"})", R"({"k": []})", R"({"k": {}})", R"({"k": true})", R"({"k": 1e300})", R"({"k": -1})", R"({"k": 0.5})", "{}"}) {
     const ConfigReader c = reader(json);
     c.integer("k", 0, 100);
     EXPECT_FALSE(c.status()) << json;

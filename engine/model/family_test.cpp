@@ -13,9 +13,13 @@ namespace {
 using Json = nlohmann::json;
 
 TEST(Family, TableKnowsEveryType) {
-  const auto hf = [](const char* type) { return find_family(SourceFormat::kHuggingFace, std::string(R"({"model_type": ")") + type + "\"}"); };
+  const auto hf = [](const char* type) {
+    return find_family(SourceFormat::kHuggingFace, std::string(R"({"model_type": ")") + type + "\"}");
+  };
   for (const char* type : {"deepseek_v4", "llama", "mistral", "qwen3", "qwen3_moe", "gemma3", "gemma3_text"}) EXPECT_TRUE(hf(type)) << type;
-  const auto gguf = [](const char* type) { return find_family(SourceFormat::kGguf, std::string(R"({"general.architecture": ")") + type + "\"}"); };
+  const auto gguf = [](const char* type) {
+    return find_family(SourceFormat::kGguf, std::string(R"({"general.architecture": ")") + type + "\"}");
+  };
   for (const char* type : {"deepseek4", "llama", "qwen3", "qwen3moe", "gemma3"}) EXPECT_TRUE(gguf(type)) << type;
   EXPECT_EQ(hf("mamba9").error().code, Code::kUnsupported);
   EXPECT_NE(hf("mamba9").error().message.find("'mamba9' is not supported; this version runs deepseek_v4, gemma3_text"), std::string::npos);
@@ -48,8 +52,23 @@ TEST_P(LyingConfig, EndsInAnErrorOrAModel) {
   const Json config = Json::parse(o.source->config_json());
   const auto good = build(o, config);
   ASSERT_TRUE(good) << good.error().text();
-  const std::vector<Json> lies = {nullptr, 0,  -1,           1,           3,           1 << 20, 2147483647, 4294967296LL, 1e300, -0.5, "x", true, Json::array(), Json::array({1, 2}),
-                                  Json::array({"x"}), Json::object(), Json::object({{"rope_type", "nonsense"}})};
+  const std::vector<Json> lies = {nullptr,
+                                  0,
+                                  -1,
+                                  1,
+                                  3,
+                                  1 << 20,
+                                  2147483647,
+                                  4294967296LL,
+                                  1e300,
+                                  -0.5,
+                                  "x",
+                                  true,
+                                  Json::array(),
+                                  Json::array({1, 2}),
+                                  Json::array({"x"}),
+                                  Json::object(),
+                                  Json::object({{"rope_type", "nonsense"}})};
   int refused = 0;
   for (const auto& [key, value] : config.items()) {
     for (const Json& lie : lies) {
@@ -67,9 +86,9 @@ TEST_P(LyingConfig, EndsInAnErrorOrAModel) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, LyingConfig,
-                         testing::Values("models/deepseek_v4/tiny_a", "models/deepseek_v4/tiny_b", "models/gemma3_text", "models/llama", "models/mistral", "models/qwen3",
-                                         "models/qwen3_moe", "gguf/deepseek_v4-bf16.gguf", "gguf/gemma3_text-mix.gguf", "gguf/llama.gguf",
-                                         "gguf/qwen3_moe.gguf"),
+                         testing::Values("models/deepseek_v4/tiny_a", "models/deepseek_v4/tiny_b", "models/gemma3_text", "models/llama",
+                                         "models/mistral", "models/qwen3", "models/qwen3_moe", "gguf/deepseek_v4-bf16.gguf",
+                                         "gguf/gemma3_text-mix.gguf", "gguf/llama.gguf", "gguf/qwen3_moe.gguf"),
                          [](const auto& info) {
                            std::string name = info.param;
                            for (char& c : name) {
@@ -89,7 +108,8 @@ TEST(Family, ErrorsNameTensorAndKey) {
   EXPECT_NE(build(o, config).error().text().find("model.layers.4.input_layernorm.weight"), std::string::npos);
   config = Json::parse(o.source->config_json());
   config["rope_parameters"]["rope_type"] = "longrope";
-  EXPECT_EQ(build(o, config).error().text(), "config rope_parameters.rope_type: 'longrope' is not a rope scaling of this version (default, linear, llama3, yarn)");
+  EXPECT_EQ(build(o, config).error().text(),
+            "config rope_parameters.rope_type: 'longrope' is not a rope scaling of this version (default, linear, llama3, yarn)");
 }
 
 TEST(Family, StatesOfTheFamilies) {
@@ -98,8 +118,9 @@ TEST(Family, StatesOfTheFamilies) {
     const auto graph = build(o, Json::parse(o.source->config_json()));
     std::string out = "B=" + std::to_string(graph->state.block_size);
     for (const StateSpec& g : graph->state.groups) {
-      out += " " + g.name + ":" + std::string(to_string(g.kind)) + ":L" + std::to_string(g.n_layers) + ":r" + std::to_string(g.ratio) + ":e" +
-             std::to_string(g.row_elems) + (g.window ? ":W" + std::to_string(g.window) : "") + (g.n_rows ? ":n" + std::to_string(g.n_rows) : "");
+      out += " " + g.name + ":" + std::string(to_string(g.kind)) + ":L" + std::to_string(g.n_layers) + ":r" + std::to_string(g.ratio) +
+             ":e" + std::to_string(g.row_elems) + (g.window ? ":W" + std::to_string(g.window) : "") +
+             (g.n_rows ? ":n" + std::to_string(g.n_rows) : "");
     }
     return out;
   };

@@ -15,7 +15,9 @@ std::string parent_of(const std::string& path) {
   const size_t slash = path.find_last_of('/');
   return slash == std::string::npos ? "." : slash == 0 ? "/" : path.substr(0, slash);
 }
-std::string name_of(const std::string& path) { return path.substr(path.find_last_of('/') + 1); }
+std::string name_of(const std::string& path) {
+  return path.substr(path.find_last_of('/') + 1);
+}
 
 std::string without_slash(std::string path) {
   while (path.size() > 1 && path.ends_with('/')) path.pop_back();
@@ -75,7 +77,8 @@ class Checker {
     }
     const OpenSource open = [&]() -> Result<std::unique_ptr<ModelSource>> {
       if (!other_config) return open_source(env_, dir);
-      return open_folder_in_memory({{"config.json", std::as_bytes(std::span(config))}, {"model.safetensors", std::as_bytes(std::span(weights))}});
+      return open_folder_in_memory(
+          {{"config.json", std::as_bytes(std::span(config))}, {"model.safetensors", std::as_bytes(std::span(weights))}});
     };
     return check(dir + (other_config ? " (" + options_.config + ")" : ""), open, v, limits);
   }
@@ -93,8 +96,8 @@ class Checker {
       for (const int64_t p : t.integers("indexer_positions")) v.trace_indexer_positions.push_back(static_cast<int>(p));
       v.trace_mhc_position = static_cast<int>(t.integer("mhc_position", 0, 1 << 20));
       v.trace_state_after = static_cast<int>(t.integer("state_after", 0, 1 << 20));
-      for (const char* kind : {"attn_hc.post", "attn_hc.comb", "attn_in", "attn_out", "ffn_hc.post", "ffn_hc.comb", "ffn_in", "route_weights", "ffn_out",
-                               "out_streams", "indexer_q", "indexer_keys", "compressed_rows", "head_in"}) {
+      for (const char* kind : {"attn_hc.post", "attn_hc.comb", "attn_in", "attn_out", "ffn_hc.post", "ffn_hc.comb", "ffn_in",
+                               "route_weights", "ffn_out", "out_streams", "indexer_q", "indexer_keys", "compressed_rows", "head_in"}) {
         if (bounds.has(kind)) v.trace_bounds[kind] = bounds.number(kind);
       }
     }
@@ -113,7 +116,8 @@ class Checker {
     CARREL_TRY(m.status());
     CARREL_ASSIGN(v.file, VectorFile::open(env_, golden));
     CARREL_ASSIGN(const FastLimits limits, limits_of(dir, stem));
-    return check(path, [&] { return open_source(env_, path); }, v, limits);
+    return check(
+        path, [&] { return open_source(env_, path); }, v, limits);
   }
 
   /// limits.json lies in the folder or one of the three above it.
@@ -149,7 +153,8 @@ Result<GoldenReport> check_golden(Env* env, const std::string& dir, const Golden
   if (!env->exists(path)) return fail(Code::kNotFound, "no such folder or file", path);
   Checker checker(env, options);
   CARREL_TRY(checker.visit(path, 0));
-  if (checker.report.files.empty()) return fail(Code::kNotFound, "no vectors here (golden.safetensors, manifest.json with .gguf files, gguf.safetensors)", path);
+  if (checker.report.files.empty())
+    return fail(Code::kNotFound, "no vectors here (golden.safetensors, manifest.json with .gguf files, gguf.safetensors)", path);
   return std::move(checker.report);
 }
 

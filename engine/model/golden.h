@@ -1,9 +1,10 @@
-// Holds the engine against golden vectors (tests/golden and whatever has its layouts): what `carrel golden DIR` prints and what tests assert.
+// Holds the engine against golden vectors (tests/golden and whatever has its layouts): what `carrel golden DIR` prints and what tests
+// assert.
 //
-// A model with vectors is run three ways over one path: each prompt with its greedy continuation as one forward, and again in chunks and single tokens, whose
-// logits must have the same bits. Bounds: `reference` and `exact` keep the tight bound of the manifest, `fast` on unquantised weights the wide one
-// (with float32 KV, which is what the bound speaks of); `fast` as it serves (KV as it stores it, quantised weights as they are) is held against
-// `exact` by the limits of limits.json. Threads: the caller's, plus a team of `threads`.
+// A model with vectors is run three ways over one path: each prompt with its greedy continuation as one forward, and again in chunks and
+// single tokens, whose logits must have the same bits. Bounds: `reference` and `exact` keep the tight bound of the manifest, `fast` on
+// unquantised weights the wide one (with float32 KV, which is what the bound speaks of); `fast` as it serves (KV as it stores it, quantised
+// weights as they are) is held against `exact` by the limits of limits.json. Threads: the caller's, plus a team of `threads`.
 #pragma once
 #include <string>
 #include <vector>
@@ -18,8 +19,8 @@ struct GoldenOptions {
   OpSet ops = OpSet::kExact;
   CpuPath path = CpuPath::kAuto;
   int threads = 1;
-  bool localise = false;       // also compare inner values and states, and name the first that is off
-  int max_length = 0;          // longer prompts are left out; 0: none
+  bool localise = false;               // also compare inner values and states, and name the first that is off
+  int max_length = 0;                  // longer prompts are left out; 0: none
   std::string config = "config.json";  // of a model folder; "config_legacy.json" holds the same model in older words
 };
 
@@ -42,9 +43,9 @@ struct GoldenReport {
   bool passed() const;
 };
 
-/// dir: a model folder with golden.safetensors, a folder of .gguf files with manifest.json, one .gguf file inside such a folder, a folder of number formats
-/// (quant/), or a folder above any of these. Families and number formats that this version lacks are reported as skipped. Errors: nothing to check there, unreadable
-/// vectors.
+/// dir: a model folder with golden.safetensors, a folder of .gguf files with manifest.json, one .gguf file inside such a folder, a folder
+/// of number formats (quant/), or a folder above any of these. Families and number formats that this version lacks are reported as skipped.
+/// Errors: nothing to check there, unreadable vectors.
 Result<GoldenReport> check_golden(Env* env, const std::string& dir, const GoldenOptions& options);
 
 }  // namespace carrel

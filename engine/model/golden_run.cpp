@@ -41,7 +41,9 @@ std::vector<int32_t> VectorFile::ints(const std::string& name) const {
   return out;
 }
 
-DType auto_kv_dtype(OpSet set) { return set == OpSet::kFast ? DType::kBF16 : DType::kF32; }
+DType auto_kv_dtype(OpSet set) {
+  return set == OpSet::kFast ? DType::kBF16 : DType::kF32;
+}
 
 Result<std::unique_ptr<GoldenModel>> load_golden_model(const OpenSource& open, OpSet set, CpuPath path, int threads, DType kv_dtype) {
   auto m = std::make_unique<GoldenModel>();
@@ -57,8 +59,8 @@ Result<std::unique_ptr<GoldenModel>> load_golden_model(const OpenSource& open, O
   return m;
 }
 
-std::vector<float> run_tokens(const GoldenModel& model, std::span<const int32_t> tokens, std::span<const int> steps, std::span<const int32_t> wanted,
-                              PlainSequence& sequence, const GraphRunner::Probe& probe) {
+std::vector<float> run_tokens(const GoldenModel& model, std::span<const int32_t> tokens, std::span<const int> steps,
+                              std::span<const int32_t> wanted, PlainSequence& sequence, const GraphRunner::Probe& probe) {
   const size_t vocab = static_cast<size_t>(model.graph.vocab);
   GraphRunner runner(&model.graph, model.ops.get(), steps.empty() ? 1 : *std::max_element(steps.begin(), steps.end()));
   if (probe) runner.set_probe(probe);
@@ -83,7 +85,7 @@ std::vector<float> run_tokens(const GoldenModel& model, std::span<const int32_t>
 namespace {
 
 struct Prompt {
-  std::string name;                 // "129"
+  std::string name;  // "129"
   std::vector<int32_t> ids, pos, greedy;
   std::vector<float> logits, last;  // last: after all greedy tokens but one; may be empty
   std::vector<int32_t> tokens;      // ids and greedy, without the last
@@ -148,7 +150,9 @@ double largest_difference(const float* a, const float* b, size_t n) {
   return worst;
 }
 
-size_t argmax(const float* row, size_t n) { return static_cast<size_t>(std::max_element(row, row + n) - row); }
+size_t argmax(const float* row, size_t n) {
+  return static_cast<size_t>(std::max_element(row, row + n) - row);
+}
 
 void compare_logits(const Prompt& p, const std::vector<float>& got, size_t vocab, double bound, GoldenFile& out) {
   for (size_t i = 0; i < p.pos.size(); ++i) {
@@ -224,7 +228,8 @@ Status check_fast_limits(const OpenSource& open, const std::vector<Prompt>& prom
   out.mean_kl = d.kl / static_cast<double>(std::max<int64_t>(d.rows, 1));
   out.top1 = static_cast<double>(d.same_best) / static_cast<double>(std::max<int64_t>(d.rows, 1));
   if (!(out.mean_kl <= limits.mean_kl)) {
-    out.failures.push_back("mean KL against exact " + std::to_string(out.mean_kl) + " is above the limit " + std::to_string(limits.mean_kl));
+    out.failures.push_back("mean KL against exact " + std::to_string(out.mean_kl) + " is above the limit " +
+                           std::to_string(limits.mean_kl));
   }
   if (out.top1 < limits.top1) {
     out.failures.push_back("top-1 agreement with exact " + std::to_string(out.top1) + " is below the limit " + std::to_string(limits.top1));
@@ -234,7 +239,8 @@ Status check_fast_limits(const OpenSource& open, const std::vector<Prompt>& prom
 
 }  // namespace
 
-Status check_model(const OpenSource& open, const GoldenVectors& vectors, const FastLimits& limits, const GoldenOptions& options, GoldenFile& out) {
+Status check_model(const OpenSource& open, const GoldenVectors& vectors, const FastLimits& limits, const GoldenOptions& options,
+                   GoldenFile& out) {
   const std::vector<Prompt> prompts = read_prompts(*vectors.file, options.max_length);
   out.n_prompts = static_cast<int>(prompts.size());
   CARREL_ASSIGN(const auto model, load_golden_model(open, options.ops, options.path, options.threads, DType::kF32));
@@ -242,7 +248,8 @@ Status check_model(const OpenSource& open, const GoldenVectors& vectors, const F
   const size_t vocab = static_cast<size_t>(model->graph.vocab);
   for (const Prompt& p : prompts) {
     if (fast && model->quantised) break;  // no bound is meant for rounded activations
-    if (p.logits.size() != p.pos.size() * vocab) return fail(Code::kCorrupt, "logits of another size than the model's vocabulary", "prompt " + p.name);
+    if (p.logits.size() != p.pos.size() * vocab)
+      return fail(Code::kCorrupt, "logits of another size than the model's vocabulary", "prompt " + p.name);
     const std::vector<float> got = run_prompt(*model, p, out);
     compare_logits(p, got, vocab, fast ? vectors.wide : vectors.tight, out);
     compare_greedy(p, got, vocab, out);

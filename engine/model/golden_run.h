@@ -1,4 +1,5 @@
-// Inner parts of golden.cpp: a file of vectors, a model loaded for a check, and running a token sequence in chosen chunks. Not for other users.
+// Inner parts of golden.cpp: a file of vectors, a model loaded for a check, and running a token sequence in chosen chunks. Not for other
+// users.
 #pragma once
 #include <functional>
 #include <map>
@@ -49,9 +50,10 @@ Result<std::unique_ptr<GoldenModel>> load_golden_model(const OpenSource& open, O
 /// What kv_dtype `auto` means for a set.
 DType auto_kv_dtype(OpSet set);
 
-/// Runs tokens from an empty state in steps of the given sizes (the rest one by one), and returns the logits after the wanted positions (ascending), [wanted][vocab].
-std::vector<float> run_tokens(const GoldenModel& model, std::span<const int32_t> tokens, std::span<const int> steps, std::span<const int32_t> wanted,
-                              PlainSequence& sequence, const GraphRunner::Probe& probe = {});
+/// Runs tokens from an empty state in steps of the given sizes (the rest one by one), and returns the logits after the wanted positions
+/// (ascending), [wanted][vocab].
+std::vector<float> run_tokens(const GoldenModel& model, std::span<const int32_t> tokens, std::span<const int> steps,
+                              std::span<const int32_t> wanted, PlainSequence& sequence, const GraphRunner::Probe& probe = {});
 
 /// Everything known about one model's vectors.
 struct GoldenVectors {
@@ -71,7 +73,8 @@ struct FastLimits {
 };
 
 /// Fills `out`; an error means that the check itself could not run.
-Status check_model(const OpenSource& open, const GoldenVectors& vectors, const FastLimits& limits, const GoldenOptions& options, GoldenFile& out);
+Status check_model(const OpenSource& open, const GoldenVectors& vectors, const FastLimits& limits, const GoldenOptions& options,
+                   GoldenFile& out);
 /// hidden.layers, traces and states; sets out.first_off and adds to out.failures and out.worst.
 void localise(const GoldenModel& model, const GoldenVectors& vectors, GoldenFile& out);
 /// tests/golden/quant: gguf.safetensors.

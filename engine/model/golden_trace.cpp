@@ -97,7 +97,8 @@ class Localiser {
     const size_t n_layers = v_.hidden.size(), per_layer = want.size() / n_layers;
     for (size_t l = 0; l < n_layers; ++l) {
       const std::string name = l == 0 ? "embed" : "layers." + std::to_string(l - 1) + ".out";
-      const std::vector<float> part(want.begin() + static_cast<ptrdiff_t>(l * per_layer), want.begin() + static_cast<ptrdiff_t>((l + 1) * per_layer));
+      const std::vector<float> part(want.begin() + static_cast<ptrdiff_t>(l * per_layer),
+                                    want.begin() + static_cast<ptrdiff_t>((l + 1) * per_layer));
       add(name, largest_difference(seen_rows(name, positions), part) / v_.hidden[l]);
     }
   }
@@ -126,7 +127,8 @@ class Localiser {
       for (size_t i = 0; i < k; ++i) std::tie(ids[row + i], weights[row + i]) = pairs[i];
     }
     add(name + "route_ids", ids == seen_ints(name + "route_ids", v_.trace_positions) ? 0 : INFINITY);
-    add(name + "route_weights", largest_difference(seen_rows(name + "route_weights", v_.trace_positions), weights) / bound("route_weights"));
+    add(name + "route_weights",
+        largest_difference(seen_rows(name + "route_weights", v_.trace_positions), weights) / bound("route_weights"));
   }
 
   /// The vectors have unused places (-1) in front, the ops behind: sorted per query on both sides.
@@ -136,7 +138,8 @@ class Localiser {
     std::vector<int32_t> want = v_.trace->ints(key), got = seen_ints(name, v_.trace_indexer_positions);
     const size_t k = want.size() / v_.trace_indexer_positions.size();
     for (std::vector<int32_t>* rows : {&want, &got}) {
-      for (size_t i = 0; i + k <= rows->size(); i += k) std::sort(rows->begin() + static_cast<ptrdiff_t>(i), rows->begin() + static_cast<ptrdiff_t>(i + k));
+      for (size_t i = 0; i + k <= rows->size(); i += k)
+        std::sort(rows->begin() + static_cast<ptrdiff_t>(i), rows->begin() + static_cast<ptrdiff_t>(i + k));
     }
     add(name, want == got ? 0 : INFINITY);
   }
@@ -247,6 +250,8 @@ class Localiser {
 
 }  // namespace
 
-void localise(const GoldenModel& model, const GoldenVectors& vectors, GoldenFile& out) { Localiser(model, vectors, out).run(); }
+void localise(const GoldenModel& model, const GoldenVectors& vectors, GoldenFile& out) {
+  Localiser(model, vectors, out).run();
+}
 
 }  // namespace carrel

@@ -2,6 +2,7 @@
 #include "engine/model/graph_arena.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "engine/model/graph_values.h"
 
@@ -52,7 +53,7 @@ ArenaPlan plan_arena(const Graph& graph) {
   std::vector<Placed> placed[2];
   std::vector<size_t> order(graph.values.size());
   for (size_t i = 0; i < order.size(); ++i) order[i] = i;
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return lives[a].begin < lives[b].begin; });
+  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return std::pair(lives[a].begin, a) < std::pair(lives[b].begin, b); });
   for (const size_t i : order) {
     if (lives[i].begin < 0) continue;
     const bool outputs = graph.values[i].rows == Rows::kOutputs;

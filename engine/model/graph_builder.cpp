@@ -39,7 +39,8 @@ Matrix GraphBuilder::slice(const std::string& tensor, int64_t total_rows, int64_
   for (size_t i = 0; i + 1 < shape.size(); ++i) have_rows *= shape[i];
   if (have_rows != total_rows || shape.back() != cols) {
     error(Code::kCorrupt,
-          "shape " + shape_text(shape) + " where the configuration asks for " + std::to_string(total_rows) + " rows of " + std::to_string(cols),
+          "shape " + shape_text(shape) + " where the configuration asks for " + std::to_string(total_rows) + " rows of " +
+              std::to_string(cols),
           tensor);
     return {};
   }
@@ -211,19 +212,21 @@ ValueId GraphBuilder::attention(const std::string& name, ValueId q, const StateR
   return y;
 }
 
-void GraphBuilder::compress(ValueId c, ValueId z, const CompressArgs& args, const Ring& ring, const StateRows& rows, const StateRows& tail) {
+void GraphBuilder::compress(ValueId c, ValueId z, const CompressArgs& args, const Ring& ring, const StateRows& rows,
+                            const StateRows& tail) {
   if (ok()) emit(node::Compress{c, z, args, ring, rows, tail});
 }
 
 ValueId GraphBuilder::index_topk(const std::string& name, ValueId q, ValueId w, int n_heads, int dim, int top_k, const StateRows& keys) {
-  if (!ok() || !check(width(q) == n_heads * dim && width(w) == n_heads && top_k > 0, "the indexer's sizes do not fit", name)) return kNoValue;
+  if (!ok() || !check(width(q) == n_heads * dim && width(w) == n_heads && top_k > 0, "the indexer's sizes do not fit", name))
+    return kNoValue;
   const ValueId y = value(name, top_k, Rows::kTokens, true);
   emit(node::IndexTopk{q, w, n_heads, dim, top_k, keys, y});
   return y;
 }
 
-ValueId GraphBuilder::sparse_attention(const std::string& name, ValueId q, const StateRows& window, const StateRows* compressed, ValueId selected,
-                                       int top_k, const SparseArgs& args) {
+ValueId GraphBuilder::sparse_attention(const std::string& name, ValueId q, const StateRows& window, const StateRows* compressed,
+                                       ValueId selected, int top_k, const SparseArgs& args) {
   if (!ok()) return kNoValue;
   const ValueId y = value(name, width(q));
   emit(node::SparseAttention{q, window, compressed != nullptr, compressed ? *compressed : StateRows{}, selected, top_k, args, y});
@@ -266,7 +269,9 @@ int GraphBuilder::add_group(StateSpec spec) {
   return static_cast<int>(graph_.state.groups.size()) - 1;
 }
 
-void GraphBuilder::set_state_layout() { graph_.state.block_size = block_size_of(graph_.state.groups); }
+void GraphBuilder::set_state_layout() {
+  graph_.state.block_size = block_size_of(graph_.state.groups);
+}
 
 StateRows GraphBuilder::rows(int group, int layer) const {
   StateRows r;

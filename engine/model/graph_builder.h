@@ -55,8 +55,8 @@ class GraphBuilder {
   void compress(ValueId c, ValueId z, const CompressArgs& args, const Ring& ring, const StateRows& rows, const StateRows& tail);
   ValueId index_topk(const std::string& name, ValueId q, ValueId w, int n_heads, int dim, int top_k, const StateRows& keys);
   /// compressed may be null; selected may be kNoValue.
-  ValueId sparse_attention(const std::string& name, ValueId q, const StateRows& window, const StateRows* compressed, ValueId selected, int top_k,
-                           const SparseArgs& args);
+  ValueId sparse_attention(const std::string& name, ValueId q, const StateRows& window, const StateRows* compressed, ValueId selected,
+                           int top_k, const SparseArgs& args);
   struct HcMix {
     ValueId y = kNoValue, post = kNoValue, comb = kNoValue;
   };

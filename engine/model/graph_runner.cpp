@@ -87,12 +87,10 @@ struct GraphRunner::Impl {
   void operator()(const node::StoreRows& n) { ops->store_rows(f(n.x), width(n.x), n.col, n.rows, *batch); }
   void operator()(const node::Attention& n) { ops->attention(f(n.q), n.kv, n.args, *batch, f(n.y)); }
   void operator()(const node::Compress& n) { ops->compress(f(n.c), f(n.z), n.args, n.ring, n.rows, n.tail, *batch); }
-  void operator()(const node::IndexTopk& n) {
-    ops->index_topk(f(n.q), f(n.w), n.n_heads, n.dim, n.top_k, n.keys, *batch, i(n.selected));
-  }
+  void operator()(const node::IndexTopk& n) { ops->index_topk(f(n.q), f(n.w), n.n_heads, n.dim, n.top_k, n.keys, *batch, i(n.selected)); }
   void operator()(const node::SparseAttention& n) {
-    ops->sparse_attention(f(n.q), n.window, n.has_compressed ? &n.compressed : nullptr, n.selected == kNoValue ? nullptr : i(n.selected), n.top_k,
-                          n.args, *batch, f(n.y));
+    ops->sparse_attention(f(n.q), n.window, n.has_compressed ? &n.compressed : nullptr, n.selected == kNoValue ? nullptr : i(n.selected),
+                          n.top_k, n.args, *batch, f(n.y));
   }
   void operator()(const node::HcPre& n) { ops->hc_pre(f(n.x), n.args, rows(n.x), f(n.y), f(n.post), f(n.comb)); }
   void operator()(const node::HcPost& n) { ops->hc_post(f(n.f), f(n.x), f(n.post), f(n.comb), n.n_streams, n.width, rows(n.x), f(n.y)); }
@@ -133,11 +131,18 @@ const float* GraphRunner::run(const Batch& batch) {
     if (m.probe) m.report(node);
   }
   m.batch = nullptr;
-  return m.graph->logits == kNoValue ? nullptr : reinterpret_cast<const float*>(m.outputs.data() + m.plan.row_offset_bytes[static_cast<size_t>(m.graph->logits)] * batch.outputs.size());
+  return m.graph->logits == kNoValue
+             ? nullptr
+             : reinterpret_cast<const float*>(m.outputs.data() +
+                                              m.plan.row_offset_bytes[static_cast<size_t>(m.graph->logits)] * batch.outputs.size());
 }
 
-void GraphRunner::set_probe(Probe probe) { impl_->probe = std::move(probe); }
+void GraphRunner::set_probe(Probe probe) {
+  impl_->probe = std::move(probe);
+}
 
-size_t GraphRunner::arena_bytes() const { return impl_->tokens.bytes() + impl_->outputs.bytes(); }
+size_t GraphRunner::arena_bytes() const {
+  return impl_->tokens.bytes() + impl_->outputs.bytes();
+}
 
 }  // namespace carrel

@@ -107,6 +107,28 @@ TEST(GraphRunner, SequencesInOneStepDoNotMeet) {
   EXPECT_EQ(std::memcmp(logits + vocab, b_alone.data(), vocab * 4), 0);
 }
 
+TEST(GraphRunner, ThreadsAndInstructionPathsGiveTheSameBits) {
+  for (const char* path : {"models/deepseek_v4/tiny_a", "gguf/gemma3_text-mix.gguf", "gguf/llama256-q456_k.gguf", "models/qwen3_moe"}) {
+    for (const OpSet ops : {OpSet::kExact, OpSet::kFast}) {
+      const auto logits = [&](CpuPath cpu, int threads, const std::vector<int>& steps) {
+        const auto m = load_golden_model([&] { return open_source(Env::real(), std::string("tests/golden/") + path); }, ops, cpu, threads,
+                                         auto_kv_dtype(ops));
+        EXPECT_TRUE(m) << m.error().text();
+        std::vector<int32_t> tokens, wanted;
+        for (int i = 0; i < 150; ++i) tokens.push_back(3 + i * 37 % 500);
+        for (int i = 0; i < 150; i += 7) wanted.push_back(i);
+        PlainSequence sequence(&(*m)->graph.state);
+        return run_tokens(**m, tokens, steps, wanted, sequence);
+      };
+      const auto base = logits(CpuPath::kAuto, 1, {150});
+      for (const auto& other :
+           {logits(CpuPath::kAvx2, 1, {150}), logits(CpuPath::kAuto, 3, {150}), logits(CpuPath::kAvx2, 2, {1, 63, 2, 64, 20})}) {
+        EXPECT_EQ(std::memcmp(base.data(), other.data(), base.size() * sizeof(float)), 0) << path;
+      }
+    }
+  }
+}
+
 TEST(PlainSequence, DropsWindowPagesAndPoisonsFresh) {
   const auto model = load("mistral");
   ASSERT_TRUE(model);

@@ -8,7 +8,9 @@
 
 namespace carrel {
 
-void PlainSequence::Free::operator()(std::byte* p) const { std::free(p); }
+void PlainSequence::Free::operator()(std::byte* p) const {
+  std::free(p);
+}
 
 PlainSequence::Page PlainSequence::poisoned(size_t n_bytes) {
   const size_t rounded = std::max<size_t>((n_bytes + 63) / 64 * 64, 64);

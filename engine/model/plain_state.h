@@ -1,7 +1,7 @@
 // The state of one sequence in plainly allocated pages: for golden checks, tests and benches, where no state manager is wanted.
 //
-// Every page and ring starts as NaN, so that a kernel that reads what nothing wrote shows it; window pages that the next query cannot see are dropped
-// (null), as the state manager does. Threads: one.
+// Every page and ring starts as NaN, so that a kernel that reads what nothing wrote shows it; window pages that the next query cannot see
+// are dropped (null), as the state manager does. Threads: one.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -17,8 +17,8 @@ class PlainSequence {
  public:
   explicit PlainSequence(const ModelState* model);
 
-  /// A step of this sequence alone over the next tokens, with pages for them. outputs: rows of this step whose logits are wanted, ascending.
-  /// Both spans are borrowed. Valid until the next call of begin() or commit().
+  /// A step of this sequence alone over the next tokens, with pages for them. outputs: rows of this step whose logits are wanted,
+  /// ascending. Both spans are borrowed. Valid until the next call of begin() or commit().
   const Batch& begin(std::span<const int32_t> tokens, std::span<const int32_t> outputs);
   /// The step has run: its tokens are in the state.
   void commit();
@@ -36,8 +36,8 @@ class PlainSequence {
   static Page poisoned(size_t n_bytes);
 
   const ModelState* model_;
-  std::vector<std::vector<Page>> pages_;                  // [group][block]
-  std::vector<std::vector<std::byte*>> page_pointers_;    // the same, as kernels want it
+  std::vector<std::vector<Page>> pages_;                // [group][block]
+  std::vector<std::vector<std::byte*>> page_pointers_;  // the same, as kernels want it
   std::vector<std::byte* const*> group_pointers_;
   Page slot_;
   std::vector<int32_t> positions_, seq_of_;

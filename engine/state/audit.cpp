@@ -1,4 +1,5 @@
 // The four invariants, asserted over the whole table.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <unordered_map>
@@ -21,14 +22,19 @@ class Owners {
   std::unordered_map<const std::byte*, int> pages_;
 };
 
-std::string check_sequence(const StateManager::Impl& m, const Sequence::Impl& seq, Owners& owners, std::unordered_map<const Record*, int>& leases) {
+std::string check_sequence(const StateManager::Impl& m, const Sequence::Impl& seq, Owners& owners,
+                           std::unordered_map<const Record*, int>& leases) {
   for (size_t g = 0; g < seq.cells.size(); g++) {
+    const auto held = std::count_if(seq.table[g].begin(), seq.table[g].end(), [](const std::byte* p) { return p != nullptr; });
+    if (held != seq.n_held[g]) return "I3: sequence " + std::to_string(seq.id) + " miscounts its pages";
     for (size_t b = 0; b < seq.cells[g].size(); b++) {
       const Cell& c = seq.cells[g][b];
-      const std::string where = "sequence " + std::to_string(seq.id) + " group " + m.config.model.groups[g].name + " block " + std::to_string(b);
+      const std::string where =
+          "sequence " + std::to_string(seq.id) + " group " + m.config.model.groups[g].name + " block " + std::to_string(b);
       if (c.page && c.lease) return "I3: " + where + " is private and leased";
       if (c.page && !owners.add(c.page.data())) return "I3: " + where + ": its page has another owner";
-      if (c.page && c.state != RecordState::kWriting && c.state != RecordState::kSealed) return "I3: " + where + ": a private page that is not its own";
+      if (c.page && c.state != RecordState::kWriting && c.state != RecordState::kSealed)
+        return "I3: " + where + ": a private page that is not its own";
       if (seq.table[g][b] != c.data()) return "I3: " + where + ": kernels see another page";
       if (!c.lease) continue;
       const Record& r = *c.lease.record();

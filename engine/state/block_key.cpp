@@ -15,7 +15,9 @@ void put_field(std::string& out, std::string_view field) {
   out.append(field);
 }
 
-std::string_view view(const Digest& d) { return {reinterpret_cast<const char*>(d.data()), d.size()}; }
+std::string_view view(const Digest& d) {
+  return {reinterpret_cast<const char*>(d.data()), d.size()};
+}
 
 }  // namespace
 
@@ -47,8 +49,8 @@ Digest block_key(const Digest& namespace_secret, const Digest& context, const Di
   return hmac_sha256(namespace_secret, std::as_bytes(std::span(message)));
 }
 
-void extend_keys(BlockKeys& keys, const BlockKeyFn& fn, const Digest& namespace_secret, const Digest& context, std::span<const int32_t> tokens,
-                 int block_size, size_t n_blocks) {
+void extend_keys(BlockKeys& keys, const BlockKeyFn& fn, const Digest& namespace_secret, const Digest& context,
+                 std::span<const int32_t> tokens, int block_size, size_t n_blocks) {
   const auto b = static_cast<size_t>(block_size);
   keys.reserve(n_blocks);
   while (keys.size() < n_blocks) {

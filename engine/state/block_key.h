@@ -16,8 +16,8 @@
 
 namespace carrel {
 
-/// Keys of the blocks of one prompt, first block first. A caller keeps it beside its tokens and lends it to admit, so that a request that waits
-/// is hashed once.
+/// Keys of the blocks of one prompt, first block first. A caller keeps it beside its tokens and lends it to admit, so that a request that
+/// waits is hashed once.
 using BlockKeys = std::vector<Digest>;
 
 /// Length-prefixed fields, the domain first.
@@ -32,7 +32,7 @@ Digest block_key(const Digest& namespace_secret, const Digest& context, const Di
 using BlockKeyFn = std::function<Digest(const Digest&, const Digest&, const Digest*, std::span<const int32_t>)>;
 
 /// Extends keys to the first n_blocks blocks of the tokens.
-void extend_keys(BlockKeys& keys, const BlockKeyFn& fn, const Digest& namespace_secret, const Digest& context, std::span<const int32_t> tokens,
-                 int block_size, size_t n_blocks);
+void extend_keys(BlockKeys& keys, const BlockKeyFn& fn, const Digest& namespace_secret, const Digest& context,
+                 std::span<const int32_t> tokens, int block_size, size_t n_blocks);
 
 }  // namespace carrel

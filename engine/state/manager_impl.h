@@ -1,5 +1,5 @@
-// Inside of the state manager, shared by its three sources: state_manager.cpp (admit, match, purge), sequence.cpp (reserve, advance, release)
-// and audit.cpp (the four invariants). Nobody else includes this.
+// Inside of the state manager, shared by its three sources: state_manager.cpp (admit, match, purge), sequence.cpp (reserve, advance,
+// release) and audit.cpp (the four invariants). Nobody else includes this.
 #pragma once
 #include <atomic>
 #include <map>
@@ -30,18 +30,19 @@ struct Sequence::Impl {
   Digest secret{};
   uint32_t epoch = 0;
   bool reuse = true;
-  bool storing = true;        // may publish; ends for good at a purge, an epoch, a key collision, a digest mismatch
+  bool storing = true;          // may publish; ends for good at a purge, an epoch, a key collision, a digest mismatch
   std::vector<int32_t> tokens;  // the prompt, then what advance added
   size_t n_prompt = 0;
-  BlockKeys keys;             // of the prompt's full blocks, longer as blocks fill
+  BlockKeys keys;  // of the prompt's full blocks, longer as blocks fill
   int64_t n_past = 0;
   Match match;
-  std::vector<int64_t> likely_points;  // in blocks: where later requests probably resume
+  std::vector<int64_t> likely_points;            // in blocks: where later requests probably resume
   int64_t announced_from = 0, announced_to = 0;  // blocks [from, to) that others may wait for
   std::vector<std::vector<Cell>> cells;          // [group][block]
   std::vector<std::vector<std::byte*>> table;    // [group][block]
   std::vector<std::byte* const*> table_rows;     // [group]
   std::vector<int64_t> first_held;               // [group]: blocks before it were left behind
+  std::vector<int64_t> n_held;                   // [group]: pages, private or leased
   PageHandle slot;
 
   ~Impl();
@@ -63,7 +64,7 @@ struct StateManager::Impl {
   PrefixIndex index;
   uint32_t layout = 1;  // number of the page layout of this process; records of another one carry another number
   uint32_t epoch = 1;
-  uint64_t tick = 0;    // admissions so far: the clock of decay
+  uint64_t tick = 0;  // admissions so far: the clock of decay
   std::map<std::pair<std::string, Digest>, int> namespaces;
   std::unordered_map<Digest, int, DigestHash> announced;  // blocks that live sequences are computing → how many of them
   std::set<Sequence::Impl*> live;
@@ -76,7 +77,10 @@ struct StateManager::Impl {
   const StateSpec& spec(int64_t g) const { return config.model.groups[static_cast<size_t>(g)]; }
   RecordRule rule() const { return {layouts, layout, epoch}; }
   int64_t matchable_blocks(size_t n_tokens) const { return n_tokens == 0 ? 0 : (static_cast<int64_t>(n_tokens) - 1) / block_size; }
+  int64_t peak_pages(int64_t group, int64_t n_tokens) const;
   size_t needed_bytes(int64_t n_tokens) const;
+  size_t outstanding_bytes(const Sequence::Impl& seq) const;
+  Status check_room(const Sequence::Impl& seq) const;
   Status check_fits(const AdmitRequest& request) const;
   void fill_keys(const AdmitRequest& request, BlockKeys& keys, size_t n_blocks) const;
   std::optional<int> find_namespace(const AdmitRequest& request) const;

@@ -57,14 +57,16 @@ Intersection intersect(const ModelState& model, int64_t n_blocks, const std::fun
   return out;
 }
 
-Walk walk_chain(const PrefixIndex& index, const BlockKeys& keys, std::span<const int32_t> tokens, int ns, int block_size, int64_t n_blocks) {
+Walk walk_chain(const PrefixIndex& index, const BlockKeys& keys, std::span<const int32_t> tokens, int ns, int block_size,
+                int64_t n_blocks) {
   Walk out;
   out.chain.reserve(static_cast<size_t>(n_blocks));
   const Block* parent = nullptr;
   for (int64_t i = 0; i < n_blocks; i++) {
     Block* block = index.find(keys[static_cast<size_t>(i)]);
     if (block == nullptr) break;
-    if (!PrefixIndex::confirms(*block, parent, ns, tokens.subspan(static_cast<size_t>(i) * static_cast<size_t>(block_size), static_cast<size_t>(block_size)))) {
+    if (!PrefixIndex::confirms(*block, parent, ns,
+                               tokens.subspan(static_cast<size_t>(i) * static_cast<size_t>(block_size), static_cast<size_t>(block_size)))) {
       out.collision = true;
       break;
     }

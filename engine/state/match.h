@@ -1,7 +1,7 @@
 // The hit rule: how much of a known prefix can be used, and which state shortened it.
 //
-// Owns the four checks of a record and the fixed-point intersection over groups. Reads the table, never changes it. Threads: under the state
-// manager's lock; intersect itself is pure.
+// Owns the four checks of a record and the fixed-point intersection over groups. Reads the table, never changes it. Threads: under the
+// state manager's lock; intersect itself is pure.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -29,8 +29,8 @@ std::optional<Check> failed_check(const Record& record, const RecordRule& rule);
 /// Why the block cannot serve the group; empty: it can.
 std::string_view residency(const Block& block, int group, const RecordRule& rule);
 
-/// Intersects the groups to a fixed point: the largest p ≤ n_blocks at which every log group has blocks [0, p) and every register group what
-/// it needs at p. lacks(group, block): empty when present, else the residency. Vetoes: per group the first point it refused. Linear in
+/// Intersects the groups to a fixed point: the largest p ≤ n_blocks at which every log group has blocks [0, p) and every register group
+/// what it needs at p. lacks(group, block): empty when present, else the residency. Vetoes: per group the first point it refused. Linear in
 /// n_blocks × groups; the length does not depend on the order of the groups.
 struct Intersection {
   int64_t n_blocks = 0;

@@ -42,7 +42,9 @@ PagePool::~PagePool() {
     for (std::byte* p : k.free) std::free(p);
 }
 
-PageHandle PagePool::take(int group) { return take_kind(group); }
+PageHandle PagePool::take(int group) {
+  return take_kind(group);
+}
 
 PageHandle PagePool::take_slot() {
   PageHandle h = take_kind(slot_kind());

@@ -31,6 +31,7 @@ PrefixIndex::PrefixIndex(const ModelState& model, int64_t max_ghosts) : model_(m
   }
   n_leased_.resize(model.groups.size());
   n_resident_.resize(model.groups.size());
+  n_idle_.resize(model.groups.size());
 }
 
 Block* PrefixIndex::find(const Digest& key) const {
@@ -100,6 +101,7 @@ Record* PrefixIndex::publish(Block* block, int group, PageHandle page, const Dig
   r->digest = digest;
   block->records[g] = std::move(made);
   n_resident_[g]++;
+  n_idle_[g]++;
   became_resident(block, is_log(model_.groups[g].kind));
   refresh(block);
   return r;
@@ -114,6 +116,7 @@ void PrefixIndex::detach(Record* record, RecordState why) {
   auto owned = std::move(block->records[g]);
   block->lost[g] = why;
   n_resident_[g]--;
+  if (record->n_leases == 0) n_idle_[g]--;
   owned->block = nullptr;
   owned->state = why;
   if (owned->n_leases > 0) orphans_.emplace(record, std::move(owned));
@@ -125,6 +128,7 @@ void PrefixIndex::detach(Record* record, RecordState why) {
 Lease PrefixIndex::lease(Record* record) {
   if (record->n_leases++ == 0) {
     n_leased_[static_cast<size_t>(record->group)]++;
+    n_idle_[static_cast<size_t>(record->group)]--;
     set_candidate(record->candidate, record->block, record->group, false, 0);
     if (is_log(model_.groups[static_cast<size_t>(record->group)].kind)) set_candidate(record->block->logs, record->block, -1, false, 0);
   }
@@ -132,13 +136,15 @@ Lease PrefixIndex::lease(Record* record) {
 }
 
 void PrefixIndex::release(Record* record, uint64_t generation) {
-  if (record->generation != generation || record->n_leases <= 0) std::abort();  // a lease that names another record would free a page in use
+  if (record->generation != generation || record->n_leases <= 0)
+    std::abort();  // a lease that names another record would free a page in use
   if (--record->n_leases > 0) return;
   n_leased_[static_cast<size_t>(record->group)]--;
   if (record->block == nullptr) {
     orphans_.erase(record);
     return;
   }
+  n_idle_[static_cast<size_t>(record->group)]++;
   Block* block = record->block;
   if (!is_log(model_.groups[static_cast<size_t>(record->group)].kind)) {
     refresh(block);
@@ -174,8 +180,8 @@ bool PrefixIndex::point_alive(const Block& block) const {
   return true;
 }
 
-/// log2 of decayed hits × tokens back to the previous restorable point / bytes, on a scale on which all scores decay alike: time need not be
-/// entered anew.
+/// log2 of decayed hits × tokens back to the previous restorable point / bytes, on a scale on which all scores decay alike: time need not
+/// be entered anew.
 double PrefixIndex::point_score(const Block& block) const {
   if (!point_alive(block) || block.hits <= 0) return kWorthless;
   int64_t back = 1;
@@ -184,7 +190,8 @@ double PrefixIndex::point_score(const Block& block) const {
   for (size_t g = 0; g < model_.groups.size(); g++) {
     const StateSpec& spec = model_.groups[g];
     if (spec.kind == StateKind::kTail) bytes += page_bytes_[g];
-    if (spec.kind == StateKind::kWindow) bytes += page_bytes_[g] * static_cast<size_t>(std::min(window_blocks(spec, model_.block_size), block.depth + 1));
+    if (spec.kind == StateKind::kWindow)
+      bytes += page_bytes_[g] * static_cast<size_t>(std::min(window_blocks(spec, model_.block_size), block.depth + 1));
   }
   return std::log2(block.hits) + static_cast<double>(block.hits_tick) / kHalfLifeTicks +
          std::log2(static_cast<double>(back * model_.block_size) / static_cast<double>(std::max<size_t>(bytes, 1)));
@@ -225,7 +232,9 @@ void PrefixIndex::refresh(Block* block) {
     if (is_log(kind)) continue;
     const bool wanted = r->n_leases == 0;
     set_candidate(r->candidate, block, r->group, wanted,
-                  !wanted ? 0 : kind == StateKind::kTail ? point_score(*block) : window_score(*block, r->group));
+                  !wanted                    ? 0
+                  : kind == StateKind::kTail ? point_score(*block)
+                                             : window_score(*block, r->group));
   }
 }
 
@@ -294,7 +303,8 @@ int64_t PrefixIndex::erase(int ns) {
   std::vector<Block*> doomed;
   for (const auto& [key, block] : blocks_)
     if (ns < 0 || block->ns == ns) doomed.push_back(block.get());
-  std::sort(doomed.begin(), doomed.end(), [](const Block* a, const Block* b) { return a->depth != b->depth ? a->depth > b->depth : a->id < b->id; });
+  std::sort(doomed.begin(), doomed.end(),
+            [](const Block* a, const Block* b) { return a->depth != b->depth ? a->depth > b->depth : a->id < b->id; });
   int64_t n = 0;
   for (Block* b : doomed) {
     for (size_t g = 0; g < b->records.size(); g++) {
@@ -311,10 +321,12 @@ std::string PrefixIndex::audit() const {
   const auto breach = [](const Block& b, const char* what) { return std::string("block ") + std::to_string(b.id) + ": " + what; };
   size_t n_queued = 0;
   int64_t n_ghosts = 0;
+  std::vector<int64_t> n_idle(model_.groups.size());
   for (const auto& [key, owned] : blocks_) {
     const Block& b = *owned;
     if (key != b.key || b.tokens.size() != static_cast<size_t>(model_.block_size)) return breach(b, "key or tokens are not its own");
-    if (b.parent != nullptr && (b.child_slot >= b.parent->children.size() || b.parent->children[b.child_slot] != &b || b.depth != b.parent->depth + 1))
+    if (b.parent != nullptr &&
+        (b.child_slot >= b.parent->children.size() || b.parent->children[b.child_slot] != &b || b.depth != b.parent->depth + 1))
       return breach(b, "its parent does not know it");
     int n_resident = 0, n_logs = 0, n_log_children = 0;
     for (const Block* c : b.children) n_log_children += c->n_logs > 0 ? 1 : 0;
@@ -326,8 +338,10 @@ std::string PrefixIndex::audit() const {
       n_logs += log ? 1 : 0;
       if (r->block != &b || r->group != static_cast<int>(g) || r->state != RecordState::kPublished || !r->page)
         return breach(b, "a record in the index is not a published one of this block");
-      if (r->candidate.queued != (!log && r->n_leases == 0)) return breach(b, "a record is queued for eviction although leased, or the reverse");
+      if (r->candidate.queued != (!log && r->n_leases == 0))
+        return breach(b, "a record is queued for eviction although leased, or the reverse");
       n_queued += r->candidate.queued ? 1 : 0;
+      n_idle[g] += r->n_leases == 0 ? 1 : 0;
     }
     if (n_resident != b.n_resident || n_logs != b.n_logs || n_log_children != b.n_log_children) return breach(b, "counts are off");
     if (b.logs.queued != logs_evictable(b)) return breach(b, "log records are queued for eviction although needed, or the reverse");
@@ -337,9 +351,11 @@ std::string PrefixIndex::audit() const {
     if ((idle_ghosts_.count(b.ghosted) != 0) != (b.ghosted != 0 && b.children.empty())) return breach(b, "the list of idle ghosts is off");
   }
   if (n_queued != queue_.size()) return "the eviction queue has entries of records that are gone";
+  if (n_idle != n_idle_) return "the count of idle records is off";
   if (n_ghosts != n_ghosts_) return "the count of ghosts is off";
   for (const auto& [r, owned] : orphans_)
-    if (r->n_leases <= 0 || r->block != nullptr || r->state == RecordState::kPublished) return "a record without a lease outlived its place in the index";
+    if (r->n_leases <= 0 || r->block != nullptr || r->state == RecordState::kPublished)
+      return "a record without a lease outlived its place in the index";
   return {};
 }
 

@@ -27,8 +27,12 @@ struct DigestHash {
 };
 
 /// Blocks before point p whose rows a window group must hold to resume at p (architectures 5.4): rows [p-W+1, p).
-inline int64_t window_blocks(const StateSpec& spec, int block_size) { return (spec.window - 1 + block_size - 1) / block_size; }
-inline bool is_log(StateKind kind) { return kind == StateKind::kCompressedKv || kind == StateKind::kIndexer; }
+inline int64_t window_blocks(const StateSpec& spec, int block_size) {
+  return (spec.window - 1 + block_size - 1) / block_size;
+}
+inline bool is_log(StateKind kind) {
+  return kind == StateKind::kCompressedKv || kind == StateKind::kIndexer;
+}
 
 class PrefixIndex {
  public:
@@ -59,6 +63,7 @@ class PrefixIndex {
   int64_t n_ghosts() const { return n_ghosts_; }
   uint64_t n_evicted() const { return n_evicted_; }
   int64_t n_leased(int group) const { return n_leased_[static_cast<size_t>(group)]; }
+  int64_t n_idle(int group) const { return n_idle_[static_cast<size_t>(group)]; }  // resident and not leased
   int64_t n_resident(int group) const { return n_resident_[static_cast<size_t>(group)]; }
   /// Every record there is, attached or not. f(const Record&).
   template <class F>
@@ -112,7 +117,7 @@ class PrefixIndex {
   int64_t n_ghosts_ = 0;
   uint64_t next_id_ = 1, next_generation_ = 1, next_ghost_ = 1;
   uint64_t n_evicted_ = 0;
-  std::vector<int64_t> n_leased_, n_resident_;  // [group]
+  std::vector<int64_t> n_leased_, n_resident_, n_idle_;  // [group]
 };
 
 }  // namespace carrel

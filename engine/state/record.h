@@ -1,7 +1,8 @@
-// The table's entries: a Block is one node of the tree of prefixes, a Record is what one group keeps of it, a Lease is somebody's right to read it.
+// The table's entries: a Block is one node of the tree of prefixes, a Record is what one group keeps of it, a Lease is somebody's right to
+// read it.
 //
-// Ownership: the prefix index owns blocks, a block owns its records, a record owns its page. Threads: everything here is guarded by the state
-// manager's lock, dropping a Lease included.
+// Ownership: the prefix index owns blocks, a block owns its records, a record owns its page. Threads: everything here is guarded by the
+// state manager's lock, dropping a Lease included.
 #pragma once
 #include <cstdint>
 #include <limits>
@@ -16,7 +17,8 @@
 
 namespace carrel {
 
-/// Life of one (block, group): empty → writing → sealed → published → evicted | quarantined. Writing and sealed pages are private to a sequence.
+/// Life of one (block, group): empty → writing → sealed → published → evicted | quarantined. Writing and sealed pages are private to a
+/// sequence.
 enum class RecordState : uint8_t { kEmpty, kWriting, kSealed, kPublished, kEvicted, kQuarantined };
 
 constexpr std::string_view to_string(RecordState s) {
@@ -37,9 +39,9 @@ struct Record {
   std::byte* data = nullptr;  // what readers are given; the page's address
   Block* block = nullptr;     // null once it left the index and only leases keep it
   int group = 0;
-  int n_rows = 0;         // rows written per layer
-  uint32_t layout = 0;    // page layout it was written with
-  uint32_t epoch = 0;     // epoch it was written in
+  int n_rows = 0;       // rows written per layer
+  uint32_t layout = 0;  // page layout it was written with
+  uint32_t epoch = 0;   // epoch it was written in
   uint64_t generation = 0;
   RecordState state = RecordState::kPublished;
   int32_t n_leases = 0;
@@ -61,9 +63,9 @@ struct Block {
   int n_log_children = 0;  // children that hold a log record
   double hits = 0;         // decayed, as of hits_tick; of the state point at this block's end
   uint64_t hits_tick = 0;
-  uint64_t id = 0;      // order of creation: breaks ties
+  uint64_t id = 0;       // order of creation: breaks ties
   uint64_t ghosted = 0;  // order in which it became a ghost; 0: it is none
-  Candidate logs;       // its log records leave together
+  Candidate logs;        // its log records leave together
 };
 
 class PrefixIndex;
@@ -72,7 +74,8 @@ class PrefixIndex;
 class Lease {
  public:
   Lease() = default;
-  Lease(Lease&& o) noexcept : index_(std::exchange(o.index_, nullptr)), record_(std::exchange(o.record_, nullptr)), generation_(o.generation_) {}
+  Lease(Lease&& o) noexcept
+      : index_(std::exchange(o.index_, nullptr)), record_(std::exchange(o.record_, nullptr)), generation_(o.generation_) {}
   Lease& operator=(Lease&& o) noexcept {
     Lease taken(std::move(o));
     std::swap(index_, taken.index_);

@@ -1,4 +1,5 @@
-// The life of one sequence: it takes pages, seals and publishes blocks as they fill, leaves register pages behind, and gives everything back.
+// The life of one sequence: it takes pages, seals and publishes blocks as they fill, leaves register pages behind, and gives everything
+// back.
 #include <algorithm>
 
 #include "base/log.h"
@@ -43,19 +44,30 @@ void Sequence::Impl::size_table(int64_t n_blocks) {
 
 void Sequence::Impl::set_cell(size_t group, int64_t block, Cell cell) {
   const auto b = static_cast<size_t>(block);
+  n_held[group] += (cell.data() != nullptr ? 1 : 0) - (table[group][b] != nullptr ? 1 : 0);
   table[group][b] = cell.data();
   cells[group][b] = std::move(cell);
 }
 
-const Match& Sequence::match() const { return impl_->match; }
-int64_t Sequence::n_past() const { return impl_->n_past; }
-std::span<std::byte* const* const> Sequence::pages() const { return impl_->table_rows; }
-std::byte* Sequence::slot() const { return impl_->slot.data(); }
+const Match& Sequence::match() const {
+  return impl_->match;
+}
+int64_t Sequence::n_past() const {
+  return impl_->n_past;
+}
+std::span<std::byte* const* const> Sequence::pages() const {
+  return impl_->table_rows;
+}
+std::byte* Sequence::slot() const {
+  return impl_->slot.data();
+}
 
 Status Sequence::reserve(int64_t n_tokens) {
   StateManager::Impl& m = *impl_->manager;
   if (n_tokens < 0 || n_tokens > m.config.max_step_tokens)
-    return fail(Code::kInvalidArgument, "a step of " + std::to_string(n_tokens) + " tokens; the most is " + std::to_string(m.config.max_step_tokens), "max_step_tokens");
+    return fail(Code::kInvalidArgument,
+                "a step of " + std::to_string(n_tokens) + " tokens; the most is " + std::to_string(m.config.max_step_tokens),
+                "max_step_tokens");
   std::lock_guard lock(m.mu);
   Status s = m.reserve_locked(*impl_, n_tokens);
   m.index.trim_ghosts();
@@ -74,7 +86,8 @@ Status Sequence::advance(std::span<const int32_t> tokens) {
   const auto block = static_cast<size_t>(m.block_size);
   for (const auto& row : s.cells)
     for (size_t b = past / block; b * block < end; b++)
-      if (b >= row.size() || !row[b].page) return fail(Code::kInvalidArgument, "tokens were computed for which no pages were reserved", "advance");
+      if (b >= row.size() || !row[b].page)
+        return fail(Code::kInvalidArgument, "tokens were computed for which no pages were reserved", "advance");
 
   const int64_t first = s.n_past / m.block_size, last = static_cast<int64_t>(end) / m.block_size;
   std::vector<int32_t> beyond(tokens.begin() + static_cast<ptrdiff_t>(known - past), tokens.end());
@@ -120,8 +133,8 @@ Status StateManager::Impl::reserve_locked(Sequence::Impl& seq, int64_t n_tokens)
       if (!page)
         return fail(Code::kExhausted,
                     "no page of " + std::to_string(pool.bytes_of_kind(static_cast<int>(g))) + " bytes for group " + spec(g).name + ": " +
-                        std::to_string(pool.used_bytes()) + " of " + std::to_string(pool.budget_bytes()) + " bytes are in use by " + std::to_string(live.size()) +
-                        " live sequences",
+                        std::to_string(pool.used_bytes()) + " of " + std::to_string(pool.budget_bytes()) + " bytes are in use by " +
+                        std::to_string(live.size()) + " live sequences",
                     "cache.max_size_gb");
       taken.push_back({static_cast<size_t>(g), b, std::move(page)});
     }
@@ -170,9 +183,9 @@ Block* StateManager::Impl::ensure_chain(Sequence::Impl& seq, int64_t block) {
   return node;
 }
 
-/// Compares the sealed block with what is published of it and adopts that. False: nothing more may be published, because some group differs (the
-/// published record is quarantined, the private pages stay what they are), or because this sequence reads nothing that others computed: children
-/// below records that it does not lease would keep those from being evicted.
+/// Compares the sealed block with what is published of it and adopts that. False: nothing more may be published, because some group differs
+/// (the published record is quarantined, the private pages stay what they are), or because this sequence reads nothing that others
+/// computed: children below records that it does not lease would keep those from being evicted.
 bool StateManager::Impl::settle_known(Sequence::Impl& seq, int64_t block, Block* node) {
   bool equal = true, known = false;
   for (size_t g = 0; g < node->records.size(); g++) {
@@ -188,8 +201,9 @@ bool StateManager::Impl::settle_known(Sequence::Impl& seq, int64_t block, Block*
     equal = false;
     counters.digest_mismatches++;
     counters.quarantined++;
-    spdlog::error("state: group {} at token {} was computed again with another result; the published record is quarantined; check memory and kernels",
-                  spec(static_cast<int64_t>(g)).name, block * block_size);
+    spdlog::error(
+        "state: group {} at token {} was computed again with another result; the published record is quarantined; check memory and kernels",
+        spec(static_cast<int64_t>(g)).name, block * block_size);
     index.detach(r, RecordState::kQuarantined);
   }
   if (!equal || (known && !seq.reuse)) return false;
@@ -248,8 +262,8 @@ void StateManager::Impl::stop_storing(Sequence::Impl& seq) {
 
 // ---- giving back
 
-/// The first block of a group that any position ≥ n_past still needs. A tail page is read while the block after it closes its first groups,
-/// so that one page before the open block is held.
+/// The first block of a group that any position ≥ n_past still needs. A tail page is read while the block after it closes its first
+/// groups, so that one page before the open block is held.
 int64_t StateManager::Impl::first_needed(int64_t group, int64_t n_past) const {
   const StateSpec& s = spec(group);
   if (is_log(s.kind)) return 0;

@@ -10,7 +10,9 @@ namespace {
 constexpr size_t kLayerAlignment = 64;
 constexpr int kBlockGrain = 64;
 
-size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
+size_t round_up(size_t n, size_t to) {
+  return (n + to - 1) / to * to;
+}
 
 }  // namespace
 
@@ -54,9 +56,9 @@ size_t page_bytes(const StateSpec& spec, int block_size) {
 std::string row_layout_id(const ModelState& state) {
   std::string id = "rows1 block=" + std::to_string(state.block_size);
   for (const StateSpec& g : state.groups) {
-    id += "; " + g.name + " " + std::string(to_string(g.kind)) + " layers=" + std::to_string(g.n_layers) + " ratio=" + std::to_string(g.ratio) +
-          " elems=" + std::to_string(g.row_elems) + " rows=" + std::to_string(g.n_rows) + " window=" + std::to_string(g.window) + " " +
-          std::string(to_string(g.dtype));
+    id += "; " + g.name + " " + std::string(to_string(g.kind)) + " layers=" + std::to_string(g.n_layers) +
+          " ratio=" + std::to_string(g.ratio) + " elems=" + std::to_string(g.row_elems) + " rows=" + std::to_string(g.n_rows) +
+          " window=" + std::to_string(g.window) + " " + std::string(to_string(g.dtype));
   }
   return id;
 }

@@ -1,5 +1,5 @@
-// Known faults of other engines (cases_state), as far as they concern the state manager alone. Each test also asserts the counter that shows
-// that the feature was at work.
+// Known faults of other engines (cases_state), as far as they concern the state manager alone. Each test also asserts the counter that
+// shows that the feature was at work.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -15,7 +15,9 @@ namespace {
 
 using namespace sim;
 
-uint64_t vetoes(const StateManager& m, StateKind kind) { return m.stats().vetoes[static_cast<size_t>(kind)]; }
+uint64_t vetoes(const StateManager& m, StateKind kind) {
+  return m.stats().vetoes[static_cast<size_t>(kind)];
+}
 
 /// Three groups that can serve 512 tokens, `second` and `third` tokens: the hit for every order of the groups.
 void expect_hit_in_every_order(StateKind kind, int64_t second, int64_t third, int64_t expected) {
@@ -268,12 +270,16 @@ TEST(Cases, case_state_c7) {
     auto content = read_file(Env::real(), "engine/state/" + name);
     ASSERT_TRUE(content);
     n_read++;
-    std::transform(content->begin(), content->end(), content->begin(), [](unsigned char ch) { return static_cast<char>(std::tolower(ch)); });
+    std::transform(content->begin(), content->end(), content->begin(),
+                   [](unsigned char ch) { return static_cast<char>(std::tolower(ch)); });
     for (const char* word : {"std::hash<", "crc32", "xxh", "fnv", "murmur", "cityhash", "siphash", "md5", "sha1"})
       EXPECT_EQ(content->find(word), std::string::npos) << name << " uses " << word;
   }
   EXPECT_GT(n_read, 8);
-  const std::string message = join_fields("carrel block 1", std::vector<std::string_view>{std::string_view("\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0", 32), "", std::string_view("\1\0\0\0\2\1\0\0", 8)});
+  const std::string message =
+      join_fields("carrel block 1",
+                  std::vector<std::string_view>{std::string_view("\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0", 32),
+                                                "", std::string_view("\1\0\0\0\2\1\0\0", 8)});
   const int32_t tokens[] = {1, 258};
   EXPECT_EQ(block_key(secret_of("a"), Digest{}, nullptr, tokens), hmac_sha256(secret_of("a"), std::as_bytes(std::span(message))));
 }

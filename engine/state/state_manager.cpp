@@ -18,7 +18,9 @@ std::vector<RowLayout> layouts_of(const ModelState& model) {
   return out;
 }
 
-std::string bytes_text(size_t n) { return std::to_string(n) + " bytes"; }
+std::string bytes_text(size_t n) {
+  return std::to_string(n) + " bytes";
+}
 
 Status check_config(const StateConfig& c) {
   const ModelState& m = c.model;
@@ -27,13 +29,15 @@ Status check_config(const StateConfig& c) {
   for (const StateSpec& g : m.groups) {
     const RowLayout l = layout_of(g, m.block_size);
     if (g.ratio > 0 && m.block_size % g.ratio != 0)
-      return bad("group " + g.name + ": a block of " + std::to_string(m.block_size) + " tokens is not a whole number of rows of " + std::to_string(g.ratio));
+      return bad("group " + g.name + ": a block of " + std::to_string(m.block_size) + " tokens is not a whole number of rows of " +
+                 std::to_string(g.ratio));
     if (g.n_layers <= 0 || l.rows_per_page <= 0 || l.row_stride_bytes == 0) return bad("group " + g.name + ": no rows");
     if (g.kind == StateKind::kWindow && g.window < 1) return bad("group " + g.name + ": a window of no rows");
     if (l.layer_stride_bytes % PagePool::kAlignment != 0) return bad("group " + g.name + ": layers are not aligned to 64 bytes");
   }
   if (c.kernel_layout_id != page_layout_id(m))
-    return bad("the graph was built for page layout \"" + c.kernel_layout_id + "\", pages are laid out as \"" + page_layout_id(m) + "\"; rebuild the graph");
+    return bad("the graph was built for page layout \"" + c.kernel_layout_id + "\", pages are laid out as \"" + page_layout_id(m) +
+               "\"; rebuild the graph");
   if (c.max_step_tokens < 1 || c.max_sequences < 1) return bad("max_step_tokens and max_sequences must be at least 1");
   return {};
 }
@@ -53,11 +57,13 @@ StateManager::Impl::Impl(StateConfig c)
     warnings.push_back(std::move(text));
   };
   if (config.max_sequence_tokens > 0 && config.max_sequence_tokens <= block_size)
-    warn("no prefix can ever be reused: sequences of at most " + std::to_string(config.max_sequence_tokens) + " tokens never exceed a block of " + std::to_string(block_size));
+    warn("no prefix can ever be reused: sequences of at most " + std::to_string(config.max_sequence_tokens) +
+         " tokens never exceed a block of " + std::to_string(block_size));
   const int64_t two_points = std::max<int64_t>(2 * block_size + 1, config.max_sequence_tokens);
   if (config.budget_bytes < needed_bytes(two_points))
-    warn("the budget of " + bytes_text(config.budget_bytes) + " is less than one sequence of " + std::to_string(two_points) + " tokens needs (" +
-         bytes_text(needed_bytes(two_points)) + "); prefixes will hardly outlive their request; raise cache.max_size_gb");
+    warn("the budget of " + bytes_text(config.budget_bytes) + " is less than one sequence of " + std::to_string(two_points) +
+         " tokens needs (" + bytes_text(needed_bytes(two_points)) +
+         "); prefixes will hardly outlive their request; raise cache.max_size_gb");
 }
 
 Result<std::unique_ptr<StateManager>> StateManager::create(StateConfig config) {
@@ -65,25 +71,54 @@ Result<std::unique_ptr<StateManager>> StateManager::create(StateConfig config) {
   auto impl = std::make_unique<Impl>(std::move(config));
   const size_t least = impl->needed_bytes(1);
   if (impl->config.budget_bytes < least)
-    return fail(Code::kInvalidArgument, "a budget of " + bytes_text(impl->config.budget_bytes) + " holds no sequence; the least is " + bytes_text(least), "cache.max_size_gb");
+    return fail(Code::kInvalidArgument,
+                "a budget of " + bytes_text(impl->config.budget_bytes) + " holds no sequence; the least is " + bytes_text(least),
+                "cache.max_size_gb");
   return std::unique_ptr<StateManager>(new StateManager(std::move(impl)));
 }
 
 StateManager::StateManager(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 StateManager::~StateManager() = default;
 
-/// The most that one sequence of n tokens holds at a time when it runs alone.
-size_t StateManager::Impl::needed_bytes(int64_t n_tokens) const {
+/// The most pages of a group that one sequence of n tokens holds at a time when it runs alone.
+int64_t StateManager::Impl::peak_pages(int64_t group, int64_t n_tokens) const {
   const int64_t n_blocks = (n_tokens + block_size - 1) / block_size;
   const int64_t step_blocks = (std::min(config.max_step_tokens, n_tokens) + block_size - 1) / block_size + 1;
+  if (spec(group).kind == StateKind::kWindow) return std::min(n_blocks, window_blocks(spec(group), block_size) + step_blocks);
+  if (spec(group).kind == StateKind::kTail) return std::min(n_blocks, 1 + step_blocks);
+  return n_blocks;
+}
+
+size_t StateManager::Impl::needed_bytes(int64_t n_tokens) const {
   size_t n = pool.bytes_of_kind(pool.slot_kind());
-  for (int64_t g = 0; g < n_groups(); g++) {
-    int64_t pages = n_blocks;
-    if (spec(g).kind == StateKind::kWindow) pages = std::min(pages, window_blocks(spec(g), block_size) + step_blocks);
-    if (spec(g).kind == StateKind::kTail) pages = std::min(pages, 1 + step_blocks);
-    n += static_cast<size_t>(pages) * pool.bytes_of_kind(static_cast<int>(g));
-  }
+  for (int64_t g = 0; g < n_groups(); g++) n += static_cast<size_t>(peak_pages(g, n_tokens)) * pool.bytes_of_kind(static_cast<int>(g));
   return n;
+}
+
+/// What a live sequence still has to take until its prompt is computed.
+size_t StateManager::Impl::outstanding_bytes(const Sequence::Impl& seq) const {
+  const auto n_prompt = static_cast<int64_t>(seq.n_prompt);
+  if (seq.n_past >= n_prompt) return 0;
+  size_t n = 0;
+  for (int64_t g = 0; g < n_groups(); g++)
+    n += static_cast<size_t>(std::max<int64_t>(0, peak_pages(g, n_prompt) - seq.n_held[static_cast<size_t>(g)])) *
+         pool.bytes_of_kind(static_cast<int>(g));
+  return n;
+}
+
+/// Whether the prompts of all live sequences and of this one can be computed side by side: else they would take each other's space away.
+Status StateManager::Impl::check_room(const Sequence::Impl& seq) const {
+  if (live.empty()) return {};
+  size_t wanted = outstanding_bytes(seq) + pool.bytes_of_kind(pool.slot_kind());
+  for (const Sequence::Impl* other : live) wanted += outstanding_bytes(*other);
+  size_t evictable = 0;
+  for (int g = 0; g < static_cast<int>(n_groups()); g++) evictable += static_cast<size_t>(index.n_idle(g)) * pool.bytes_of_kind(g);
+  const size_t there = pool.budget_bytes() - pool.used_bytes() + evictable;
+  if (wanted <= there) return {};
+  return fail(Code::kExhausted,
+              "the prompts of " + std::to_string(live.size()) + " live sequences and this one need " + bytes_text(wanted) + " more, " +
+                  bytes_text(there) + " are free or evictable",
+              "cache.max_size_gb");
 }
 
 Status StateManager::Impl::check_fits(const AdmitRequest& request) const {
@@ -93,8 +128,9 @@ Status StateManager::Impl::check_fits(const AdmitRequest& request) const {
   const size_t needed = needed_bytes(n_prompt + n_new);
   if (needed <= config.budget_bytes) return {};
   return fail(Code::kInvalidArgument,
-              "a prompt of " + std::to_string(n_prompt) + " tokens and an answer of up to " + std::to_string(n_new) + " need " + bytes_text(needed) +
-                  " of state, the whole budget is " + bytes_text(config.budget_bytes) + "; shorten the prompt, lower max_tokens or raise cache.max_size_gb",
+              "a prompt of " + std::to_string(n_prompt) + " tokens and an answer of up to " + std::to_string(n_new) + " need " +
+                  bytes_text(needed) + " of state, the whole budget is " + bytes_text(config.budget_bytes) +
+                  "; shorten the prompt, lower max_tokens or raise cache.max_size_gb",
               "cache.max_size_gb");
 }
 
@@ -129,8 +165,8 @@ Match StateManager::Impl::match(const Walk& walk, std::vector<Record*>& failed) 
 void StateManager::Impl::quarantine(Record* record, Check failed) {
   counters.check_failures[static_cast<size_t>(failed)]++;
   counters.quarantined++;
-  spdlog::error("state: a record of group {} at token {} failed check {} and was quarantined", spec(record->group).name, record->block->depth * block_size,
-                static_cast<int>(failed) + 1);
+  spdlog::error("state: a record of group {} at token {} failed check {} and was quarantined", spec(record->group).name,
+                record->block->depth * block_size, static_cast<int>(failed) + 1);
   index.detach(record, RecordState::kQuarantined);
 }
 
@@ -187,7 +223,8 @@ Result<Admission> StateManager::Impl::admit_locked(const AdmitRequest& request, 
   }
   if (live.size() >= static_cast<size_t>(config.max_sequences)) {
     counters.refused++;
-    return fail(Code::kExhausted, "all " + std::to_string(config.max_sequences) + " places for sequences are taken", "scheduling.max_num_seqs");
+    return fail(Code::kExhausted, "all " + std::to_string(config.max_sequences) + " places for sequences are taken",
+                "scheduling.max_num_seqs");
   }
 
   tick++;
@@ -207,9 +244,11 @@ Result<Admission> StateManager::Impl::admit_locked(const AdmitRequest& request, 
   seq->table.resize(static_cast<size_t>(n_groups()));
   seq->table_rows.resize(static_cast<size_t>(n_groups()));
   seq->first_held.resize(static_cast<size_t>(n_groups()));
+  seq->n_held.resize(static_cast<size_t>(n_groups()));
   seq->likely_points = {static_cast<int64_t>(walk.chain.size()), max_blocks, n_full};
   pin(*seq, walk, hit);
-  Status space = reserve_locked(*seq, std::min<int64_t>(block_size, static_cast<int64_t>(request.tokens.size()) - seq->n_past));
+  Status space = check_room(*seq);
+  if (space) space = reserve_locked(*seq, std::min<int64_t>(block_size, static_cast<int64_t>(request.tokens.size()) - seq->n_past));
   if (space && config.model.slot_bytes > 0) {
     seq->slot = take(pool.slot_kind());
     if (!seq->slot) space = fail(Code::kExhausted, "no space for the rings of another sequence", "cache.max_size_gb");
@@ -263,7 +302,8 @@ void StateManager::Impl::count_match(const AdmitRequest& request, const Match& m
   }
   if (max_blocks == 0 || match.nominal == 0) return;
   inert_streak = match.effective > 0 ? 0 : inert_streak + 1;
-  if (inert_streak == kInertStreak) spdlog::error("state: {} requests in a row matched a prefix and none could use it; see the vetoes", kInertStreak);
+  if (inert_streak == kInertStreak)
+    spdlog::error("state: {} requests in a row matched a prefix and none could use it; see the vetoes", kInertStreak);
   counters.inert_alarm = inert_streak >= kInertStreak;
 }
 
@@ -299,12 +339,14 @@ int64_t StateManager::verify() {
   std::vector<Record*> bad;
   m.index.for_each_record([&](const Record& r) {
     const auto g = static_cast<size_t>(r.group);
-    if (r.block != nullptr && digest_rows(r.page.data(), m.layouts[g], m.spec(r.group).n_layers) != r.digest) bad.push_back(r.block->records[g].get());
+    if (r.block != nullptr && digest_rows(r.page.data(), m.layouts[g], m.spec(r.group).n_layers) != r.digest)
+      bad.push_back(r.block->records[g].get());
   });
   for (Record* r : bad) {
     m.counters.digest_mismatches++;
     m.counters.quarantined++;
-    spdlog::error("state: a record of group {} at token {} is not what was published and was quarantined; check memory", m.spec(r->group).name, r->block->depth * m.block_size);
+    spdlog::error("state: a record of group {} at token {} is not what was published and was quarantined; check memory",
+                  m.spec(r->group).name, r->block->depth * m.block_size);
     m.index.detach(r, RecordState::kQuarantined);
   }
   m.audit();
@@ -320,7 +362,8 @@ StateStats StateManager::stats() const {
   s.free_bytes = s.budget_bytes - s.used_bytes;
   s.slot_bytes = static_cast<size_t>(m.pool.n_used(m.pool.slot_kind())) * m.pool.bytes_of_kind(m.pool.slot_kind());
   for (int g = 0; g < static_cast<int>(m.n_groups()); g++)
-    s.groups.push_back({m.spec(g).name, m.spec(g).kind, m.pool.bytes_of_kind(g), m.pool.n_used(g), m.index.n_resident(g), m.index.n_leased(g)});
+    s.groups.push_back(
+        {m.spec(g).name, m.spec(g).kind, m.pool.bytes_of_kind(g), m.pool.n_used(g), m.index.n_resident(g), m.index.n_leased(g)});
   s.n_ghosts = m.index.n_ghosts();
   s.n_blocks = m.index.n_blocks() - s.n_ghosts;
   s.n_sequences = static_cast<int64_t>(m.live.size());
@@ -329,27 +372,44 @@ StateStats StateManager::stats() const {
   return s;
 }
 
-const std::vector<std::string>& StateManager::warnings() const { return impl_->warnings; }
-const StateConfig& StateManager::config() const { return impl_->config; }
+const std::vector<std::string>& StateManager::warnings() const {
+  return impl_->warnings;
+}
+const StateConfig& StateManager::config() const {
+  return impl_->config;
+}
 
 Status StateManager::damage_for_test(const AdmitRequest& prefix, int64_t block, const std::string& group, Damage damage) {
   Impl& m = *impl_;
   BlockKeys keys;
   m.fill_keys(prefix, keys, prefix.tokens.size() / static_cast<size_t>(m.block_size));
   std::lock_guard lock(m.mu);
-  const auto spec = std::find_if(m.config.model.groups.begin(), m.config.model.groups.end(), [&](const StateSpec& s) { return s.name == group; });
+  const auto spec =
+      std::find_if(m.config.model.groups.begin(), m.config.model.groups.end(), [&](const StateSpec& s) { return s.name == group; });
   if (spec == m.config.model.groups.end()) return fail(Code::kNotFound, "no such group", group);
   Block* at = block >= 0 && block < static_cast<int64_t>(keys.size()) ? m.index.find(keys[static_cast<size_t>(block)]) : nullptr;
   Record* r = at == nullptr ? nullptr : at->records[static_cast<size_t>(spec - m.config.model.groups.begin())].get();
   if (r == nullptr) return fail(Code::kNotFound, "no published record of block " + std::to_string(block), group);
   if (r->n_leases > 0) return fail(Code::kUnavailable, "block " + std::to_string(block) + " is leased", group);
   switch (damage) {
-    case Damage::kEvict: m.index.detach(r, RecordState::kEvicted); break;
-    case Damage::kHalfBlock: r->n_rows -= 1; break;
-    case Damage::kLayout: r->layout += 1; break;
-    case Damage::kEpoch: r->epoch -= 1; break;
-    case Damage::kMisalign: r->data += 4; break;
-    case Damage::kFlipBit: *r->data ^= std::byte{1}; break;
+    case Damage::kEvict:
+      m.index.detach(r, RecordState::kEvicted);
+      break;
+    case Damage::kHalfBlock:
+      r->n_rows -= 1;
+      break;
+    case Damage::kLayout:
+      r->layout += 1;
+      break;
+    case Damage::kEpoch:
+      r->epoch -= 1;
+      break;
+    case Damage::kMisalign:
+      r->data += 4;
+      break;
+    case Damage::kFlipBit:
+      *r->data ^= std::byte{1};
+      break;
   }
   return {};
 }

@@ -1,11 +1,12 @@
 // The state manager: which parts of which prefixes exist, who may read them, and whether a prefix hit is complete.
 //
-// Allocation and matching are two actions over one table, run as one transaction (`admit`). A hit counts only when every group is restorable
-// at the same block boundary; everything that shortened a match is reported as a veto. Words, checks and invariants: docs/state.md.
+// Allocation and matching are two actions over one table, run as one transaction (`admit`). A hit counts only when every group is
+// restorable at the same block boundary; everything that shortened a match is reported as a veto. Words, checks and invariants:
+// docs/state.md.
 //
 // Threads: all methods are thread-safe (one mutex, Impl::mu); a Sequence is used by one thread at a time (the engine's) and ends before its
-// manager. Page memory is owned here; kernels borrow it through Sequence for the length of a step. Errors: kExhausted with numbers when space
-// is short.
+// manager. Page memory is owned here; kernels borrow it through Sequence for the length of a step. Errors: kExhausted with numbers when
+// space is short.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -25,13 +26,14 @@ namespace carrel {
 struct Veto {
   StateKind kind = StateKind::kWindow;
   std::string group;
-  int64_t position = 0;   // the longest resume point that this group refused
-  std::string residency;  // of the state it lacks: "absent", "evicted", "quarantined"; a failed check: "half_block", "layout", "epoch", "alignment"
+  int64_t position = 0;  // the longest resume point that this group refused
+  std::string
+      residency;  // of the state it lacks: "absent", "evicted", "quarantined"; a failed check: "half_block", "layout", "epoch", "alignment"
 };
 
 struct StateConfig {
   ModelState model;
-  Digest model_digest{};     // weights + tokenizer + template + rope + dtypes
+  Digest model_digest{};  // weights + tokenizer + template + rope + dtypes
   std::string numerics_id;
   std::string kernel_layout_id;     // page_layout_id of the graph that will read the pages (check 2)
   size_t budget_bytes = 0;          // all pages and slots
@@ -46,13 +48,13 @@ struct StateConfig {
 };
 
 struct AdmitRequest {
-  std::span<const int32_t> tokens;   // the whole prompt
-  Digest namespace_secret{};         // of the authenticated tenant
-  std::string namespace_id;          // for counters and quotas
-  int64_t max_new_tokens = 0;        // reserved in the plan: a request that can never fit is refused at once
-  bool reuse = true;                 // a request can only narrow it
-  bool store = true;                 // false: nothing is published
-  BlockKeys* keys = nullptr;         // caller's, kept beside tokens and namespace: a request that is admitted again is not hashed again
+  std::span<const int32_t> tokens;  // the whole prompt
+  Digest namespace_secret{};        // of the authenticated tenant
+  std::string namespace_id;         // for counters and quotas
+  int64_t max_new_tokens = 0;       // reserved in the plan: a request that can never fit is refused at once
+  bool reuse = true;                // a request can only narrow it
+  bool store = true;                // false: nothing is published
+  BlockKeys* keys = nullptr;        // caller's, kept beside tokens and namespace: a request that is admitted again is not hashed again
 };
 
 struct Match {
@@ -77,8 +79,8 @@ class Sequence {
   /// For SeqStep::pages: [group][block], valid until the next reserve/advance. Null: the sequence holds no such page and no op may want it.
   std::span<std::byte* const* const> pages() const;
   std::byte* slot() const;  // null for models without rings
-  /// The step has written these tokens, for which reserve succeeded: seals blocks that are now full, digests them, publishes them (unless store
-  /// is off), drops register pages left behind. Recomputed published blocks are compared by digest and the published record adopted.
+  /// The step has written these tokens, for which reserve succeeded: seals blocks that are now full, digests them, publishes them (unless
+  /// store is off), drops register pages left behind. Recomputed published blocks are compared by digest and the published record adopted.
   /// kInvalidArgument: tokens differ from the prompt, or were not reserved; nothing has changed then.
   Status advance(std::span<const int32_t> tokens);
 
@@ -112,7 +114,7 @@ struct StateStats {
   uint64_t admitted = 0, waited = 0, refused = 0;  // refused: never fits or not now; waited: answers "wait", one request may get many
   uint64_t rolled_back = 0;                        // admissions whose pins were given back because an allocation failed
   uint64_t prompt_tokens = 0, nominal_tokens = 0, effective_tokens = 0;
-  uint64_t ghost_tokens = 0;  // would have matched, had they not been evicted
+  uint64_t ghost_tokens = 0;                                                 // would have matched, had they not been evicted
   uint64_t published = 0, adopted = 0, filled = 0, evicted = 0, purged = 0;  // records; filled: published into a block that had lost them
   uint64_t compared = 0, digest_mismatches = 0, quarantined = 0, key_collisions = 0;
   uint64_t vetoes[std::size(kStateKinds)] = {};  // requests whose match this kind shortened

@@ -263,6 +263,21 @@ TEST(StateManager, RefusesAtOnceWhatCanNeverFit) {
   EXPECT_EQ(m->admit(ask({}, "a")).error().code, Code::kInvalidArgument);
 }
 
+TEST(StateManager, PromptsThatCannotBeComputedSideBySideWait) {
+  const ModelState model = plain();
+  auto m = make(config_of(model, page_bytes(model.groups[0], 64) * 20));
+  auto first = start(*m, ask(text(64 * 12, 1)));  // took one block of twelve
+  const auto b = text(64 * 9, 2), c = text(64 * 7, 3);
+  auto second = m->admit(ask(b));
+  ASSERT_FALSE(second);
+  EXPECT_EQ(second.error().code, Code::kExhausted);
+  EXPECT_TRUE(m->admit(ask(c))) << "12 and 7 fit";
+  EXPECT_EQ(first->finish(), "");
+  EXPECT_FALSE(m->admit(ask(b)));
+  first.reset();
+  EXPECT_TRUE(m->admit(ask(b))->sequence);
+}
+
 TEST(StateManager, ReserveTakesAllOrNothingAndIsIdempotent) {
   const ModelState model = v4_like();
   auto m = make(config_of(model, 200'000));
@@ -431,7 +446,8 @@ TEST(StateManager, ThreadsMatchWhileAnEvictorRuns) {
     threads.emplace_back([&, t] {
       Dice dice(t);
       for (int i = 0; i < 60; i++) {
-        const auto a = join(text(256, 1 + static_cast<uint64_t>(dice.below(2))), text(dice.below(200) + 1, static_cast<uint64_t>(dice.below(4))));
+        const auto a =
+            join(text(256, 1 + static_cast<uint64_t>(dice.below(2))), text(dice.below(200) + 1, static_cast<uint64_t>(dice.below(4))));
         auto admission = m->admit(ask(a, dice.percent(50) ? "a" : "b"));
         if (!admission || !admission->sequence) continue;
         Reader run(m->config().model, std::move(*admission->sequence), a);

@@ -85,13 +85,20 @@ class Walker {
   void walk(int64_t n_steps) {
     for (int64_t i = 0; i < n_steps && !::testing::Test::HasFailure(); i++) {
       const int64_t what = dice_.below(1000);
-      if (what < 120) submit();
-      else if (what < 900) advance();
-      else if (what < 930) abort();
-      else if (what < 990) evict();
-      else if (what < 994) purge();
-      else if (what < 995) epoch();
-      else ASSERT_EQ(manager_->verify(), 0);
+      if (what < 120)
+        submit();
+      else if (what < 900)
+        advance();
+      else if (what < 930)
+        abort();
+      else if (what < 990)
+        evict();
+      else if (what < 994)
+        purge();
+      else if (what < 995)
+        epoch();
+      else
+        ASSERT_EQ(manager_->verify(), 0);
     }
     live_.clear();
     const StateStats s = manager_->stats();
@@ -128,14 +135,16 @@ class Walker {
     for (int64_t n = dice_.below(most_new) + (t.empty() ? 1 : 0); n > 0; n--) t.push_back(static_cast<int32_t>(dice_.below(50)));
     const int64_t most = 7 * model_.block_size;
     if (static_cast<int64_t>(t.size()) > most) t.resize(static_cast<size_t>(most));
-    if (corpus_.size() < 12) corpus_.push_back(t);
-    else corpus_[static_cast<size_t>(dice_.below(12))] = t;
+    if (corpus_.size() < 12)
+      corpus_.push_back(t);
+    else
+      corpus_[static_cast<size_t>(dice_.below(12))] = t;
     return t;
   }
 
   void submit() {
     auto prompt = draw_prompt();
-    std::string ns = draw_namespace();  // each draw a statement of its own: compilers order arguments as they like
+    std::string ns = draw_namespace();          // each draw a statement of its own: compilers order arguments as they like
     if (!live_.empty() && dice_.percent(15)) {  // what somebody asks right now
       const Live& l = live_[static_cast<size_t>(dice_.below(static_cast<int64_t>(live_.size())))];
       prompt.assign(l.run.tokens().begin(), l.run.tokens().begin() + l.n_prompt);
@@ -157,7 +166,8 @@ class Walker {
       }
       return;
     }
-    Live live{Reader(model_, std::move(*admission->sequence), prompt), r.namespace_id, static_cast<int64_t>(prompt.size()), 0, r.reuse, r.store};
+    Live live{
+        Reader(model_, std::move(*admission->sequence), prompt), r.namespace_id, static_cast<int64_t>(prompt.size()), 0, r.reuse, r.store};
     live.n_total = live.n_prompt + r.max_new_tokens;
     const Match& match = live.run.seq.match();
     EXPECT_EQ(match.nominal, explained.nominal);
@@ -199,7 +209,8 @@ class Walker {
     Live& l = live_[i];
     const int64_t past = l.run.seq.n_past();
     if (past >= l.n_total) return drop(i);
-    int64_t n = past < l.n_prompt ? 1 + dice_.below(std::min(l.n_prompt - past, 3 * static_cast<int64_t>(model_.block_size))) : 1 + dice_.below(model_.block_size);
+    int64_t n = past < l.n_prompt ? 1 + dice_.below(std::min(l.n_prompt - past, 3 * static_cast<int64_t>(model_.block_size)))
+                                  : 1 + dice_.below(model_.block_size);
     n = std::min(n, l.n_total - past);
     while (l.run.n_tokens() < past + n) l.run.add(static_cast<int32_t>(dice_.below(50)));
     if (Status s = l.run.step(n); !s) {
@@ -295,7 +306,8 @@ TEST(StateRandom, NoScheduleBreaksAnInvariantOrAPromise) {
   uint64_t walk = 0;
   for (const ModelState& model : models) {
     for (const bool room : {true, false}) {
-      SCOPED_TRACE("CARREL_SEED=" + std::to_string(seed) + ", walk " + std::to_string(walk) + ", " + page_layout_id(model) + (room ? " with room" : " under pressure"));
+      SCOPED_TRACE("CARREL_SEED=" + std::to_string(seed) + ", walk " + std::to_string(walk) + ", " + page_layout_id(model) +
+                   (room ? " with room" : " under pressure"));
       Walker(model, room ? size_t{64} << 20 : blocks_bytes(model, 16), room, mix(seed, walk++)).walk(n_steps);
       if (HasFailure()) return;
     }

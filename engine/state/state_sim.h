@@ -1,5 +1,5 @@
-// For tests: state layouts of several families in small, and a fake kernel whose rows are a known function of (group, layer, row, tokens so far),
-// so that a reader notices a stale, foreign or missing page at once.
+// For tests: state layouts of several families in small, and a fake kernel whose rows are a known function of (group, layer, row, tokens so
+// far), so that a reader notices a stale, foreign or missing page at once.
 #pragma once
 #include <gtest/gtest.h>
 
@@ -58,10 +58,18 @@ inline ModelState v4_like(int window = 128, int hca = 128) {
                    group("csa.tail", StateKind::kTail, 0, 1, 2, 0, 4)},
                   64 * sizeof(uint32_t));
 }
-inline ModelState demo_like() { return v4_like(64, 16); }
-inline ModelState gemma_like() { return model_of({group("kv", StateKind::kCompressedKv, 1, 1, 2), group("window", StateKind::kWindow, 1, 2, 1, 512)}); }
-inline ModelState plain() { return model_of({group("kv", StateKind::kCompressedKv, 1, 2, 2)}); }
-inline ModelState mistral_like() { return model_of({group("window", StateKind::kWindow, 1, 1, 2, 16)}); }
+inline ModelState demo_like() {
+  return v4_like(64, 16);
+}
+inline ModelState gemma_like() {
+  return model_of({group("kv", StateKind::kCompressedKv, 1, 1, 2), group("window", StateKind::kWindow, 1, 2, 1, 512)});
+}
+inline ModelState plain() {
+  return model_of({group("kv", StateKind::kCompressedKv, 1, 2, 2)});
+}
+inline ModelState mistral_like() {
+  return model_of({group("window", StateKind::kWindow, 1, 1, 2, 16)});
+}
 
 inline StateConfig config_of(ModelState model, size_t budget = 64 << 20) {
   StateConfig c;
@@ -82,7 +90,9 @@ inline std::unique_ptr<StateManager> make(StateConfig c) {
   return m ? std::move(*m) : nullptr;
 }
 
-inline Digest secret_of(const std::string& ns) { return sha256("secret of " + ns); }
+inline Digest secret_of(const std::string& ns) {
+  return sha256("secret of " + ns);
+}
 
 inline AdmitRequest ask(std::span<const int32_t> tokens, const std::string& ns = "a", int64_t max_new = 0) {
   AdmitRequest r;
@@ -109,7 +119,8 @@ inline std::vector<int32_t> join(std::vector<int32_t> a, const std::vector<int32
 class Reader {
  public:
   /// The model outlives the reader.
-  Reader(const ModelState& model, Sequence sequence, std::vector<int32_t> tokens) : model_(&model), seq(std::move(sequence)), tokens_(std::move(tokens)) {
+  Reader(const ModelState& model, Sequence sequence, std::vector<int32_t> tokens)
+      : model_(&model), seq(std::move(sequence)), tokens_(std::move(tokens)) {
     hash_.push_back(7);
     for (const int32_t t : tokens_) hash_.push_back(mix(hash_.back(), static_cast<uint64_t>(t)));
   }

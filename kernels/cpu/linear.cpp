@@ -121,19 +121,20 @@ class IntegerProduct {
   void tiles(int64_t rb, int64_t tile_begin, int64_t tile_end) const {
     WideGroup wide[kChunkGroups];
     float acc[(kChunkTokens + 1) * kRowBlock];
-    const int first = tiles_.begin(tile_begin), n = tiles_.begin(tile_end) - first;
-    std::memset(acc, 0, static_cast<size_t>(n * kRowBlock) * sizeof(float));
+    const int first = tiles_.begin(tile_begin);
     const int64_t step = kChunkGroups / layout_.n_groups();
     for (int64_t b = 0; b < n_blocks(); b += step) {
       const int64_t blocks = std::min(step, n_blocks() - b), g0 = b * layout_.n_groups();
       c_.k.widen(c_.w.form, row_block(rb) + b * layout_.block_bytes(), blocks, wide);
       for (int64_t i = tile_begin; i < tile_end; i++) {
         const int at = tiles_.begin(i), t = tiles_.begin(i + 1) - at;
-        c_.k.tile(c_.w.form, wide, static_cast<int>(blocks) * layout_.n_groups(), tile_words(i) + g0 * kXWords * t, t,
-                  acc + (at - first) * kRowBlock);
+        float* tile_acc = acc + (at - first) * kRowBlock;
+        if (b == 0) std::memset(tile_acc, 0, static_cast<size_t>(t * kRowBlock) * sizeof(float));
+        c_.k.tile(c_.w.form, wide, static_cast<int>(blocks) * layout_.n_groups(), tile_words(i) + g0 * kXWords * t, t, tile_acc);
+        if (b + blocks == n_blocks())
+          c_.emit(tile_acc, kRowBlock, at, t, rb * kRowBlock);  // here, so that stores drain under the next tile
       }
     }
-    c_.emit(acc, kRowBlock, first, n, rb * kRowBlock);
   }
 
   const Call& c_;

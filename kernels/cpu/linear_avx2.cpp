@@ -16,7 +16,8 @@ struct Avx2 {
 
   static I load(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const I*>(p)); }
   static void store(uint8_t* p, I v) { _mm256_storeu_si256(reinterpret_cast<I*>(p), v); }
-  static void prefetch(const uint8_t* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0); }
+  // Inlined by force: GCC takes a function that only prefetches for one without effect and drops the call.
+  CARREL_INLINE static void prefetch(const uint8_t* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1); }
   static F zero() { return _mm256_setzero_ps(); }
   template <class P>
   static F set1(const P* p) {

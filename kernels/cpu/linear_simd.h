@@ -92,7 +92,7 @@ CARREL_INLINE inline void add_group(const int32_t* x, const Scales<V>& s, W w, t
 /// Asks for what will be read some groups later: hides memory latency across the 4 KiB borders where hardware prefetch stops.
 template <class V>
 CARREL_INLINE inline void prefetch_group(const FormLayout& l, const uint8_t* group, int g) {
-  constexpr int kAhead = 3072;
+  constexpr int kAhead = 6144;
   for (int at = 0; at < l.group_bytes() + (g == 0 ? l.head_bytes() : 0); at += 64) V::prefetch(group + kAhead + at);
 }
 
@@ -166,8 +166,7 @@ void plain(const std::byte* w, int64_t n_cols, const float* x, int64_t x_stride,
   constexpr int kParts = kRowBlock / V::kLanes;
   constexpr int kSize = kForm == Form::kF32 ? 4 : 2;
   typename V::F acc[R * kParts][T];
-  for (auto& a : acc)
-    for (auto& v : a) v = V::zero();
+  unroll<R * kParts>([&](auto i) CARREL_INLINE { unroll<T>([&](auto t) CARREL_INLINE { acc[i][t] = V::zero(); }); });
   const uint8_t* p = reinterpret_cast<const uint8_t*>(w);
   const int64_t block_bytes = n_cols * kRowBlock * kSize;
   for (int64_t k = 0; k < n_cols; k++, p += kRowBlock * kSize) {

@@ -1,6 +1,6 @@
-// What this machine can do at most, measured in the same run as the figure that is held against it (`carrel bench`): read bandwidth over huge pages, and
-// the multiply-add rate of an instruction path's own instructions with all operands in registers.
-// Threads: the caller and its team; other work on the machine lowers the figures.
+// What this machine can do at most, measured in the same run as the figure that is held against it (`carrel bench`): read bandwidth over
+// huge pages, and the multiply-add rate of an instruction path's own instructions with all operands in registers. Threads: the caller and
+// its team; other work on the machine lowers the figures.
 #pragma once
 #include <cstddef>
 #include <span>
@@ -11,13 +11,14 @@
 
 namespace carrel::cpu {
 
-/// Bytes per second at which the team reads n_bytes, best of five passes. Errors: no memory.
+/// Bytes per second at which the team reads n_bytes of new memory, best of five passes. Errors: no memory.
 Result<double> read_bandwidth(Env* env, ThreadTeam& team, size_t n_bytes);
 
-/// The same over memory that exists, which says what a kernel could reach on exactly these bytes.
+/// The same over memory that exists, one pass: what a kernel could reach on exactly these bytes. Interleave with the kernel and compare
+/// medians.
 double read_bandwidth(Env* env, ThreadTeam& team, std::span<const std::byte> bytes);
 
-/// Operations per second (a multiply-add is two) of the whole team. kScalar is measured as kAvx2.
+/// Operations per second (a multiply-add is two) of the whole team, one pass of about ten milliseconds. kScalar is measured as kAvx2.
 double int8_dot_peak(Env* env, ThreadTeam& team, Path path);
 double f32_fma_peak(Env* env, ThreadTeam& team, Path path);
 

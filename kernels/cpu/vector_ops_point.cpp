@@ -93,8 +93,6 @@ void VectorOps::hc_mix(const float* x, const HcArgs& args, int n_mix, float* mix
 
 namespace {
 
-constexpr int kMaxStreams = 16;
-
 void pre_weights(const HcArgs& args, const float* mix, float* pre) {
   for (int j = 0; j < args.n_streams; ++j) pre[j] = sigmoid_of(__builtin_fmaf(mix[j], args.scale[0], args.base[j])) + args.hc_eps;
 }

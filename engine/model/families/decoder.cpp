@@ -42,7 +42,8 @@ class DecoderBuilder {
     ValueId h = b_.embed("embed", table, s_.hidden, s_.embed_scale);
     for (int i = 0; i < static_cast<int>(s_.layers.size()) && b_.ok(); ++i) h = layer(i, h);
     const ValueId out = b_.gather_outputs("head_in", h);
-    const ValueId normed = b_.rms_norm("head_norm", out, norm(s_.gguf ? "output_norm.weight" : s_.prefix + "norm.weight", s_.hidden), s_.eps);
+    const ValueId normed =
+        b_.rms_norm("head_norm", out, norm(s_.gguf ? "output_norm.weight" : s_.prefix + "norm.weight", s_.hidden), s_.eps);
     const std::string head_name = s_.gguf ? "output.weight" : head_tensor();
     const bool tied = s_.tied && !b_.has(head_name);
     const ValueId logits = b_.linear("logits", tied ? table : b_.matrix(head_name, s_.vocab, s_.hidden), normed);

@@ -1,5 +1,6 @@
-// The plain decoder that llama, mistral, qwen3 and gemma3 share (architectures reference, 5.1 and 7): per layer grouped-query attention over all
-// keys or a window, then a gated MLP or experts, with norms before (and for Gemma also behind) each. A family reads its config into a DecoderSpec.
+// The plain decoder that llama, mistral, qwen3 and gemma3 share (architectures reference, 5.1 and 7): per layer grouped-query attention
+// over all keys or a window, then a gated MLP or experts, with norms before (and for Gemma also behind) each. A family reads its config
+// into a DecoderSpec.
 #pragma once
 #include <string>
 #include <vector>
@@ -22,11 +23,11 @@ struct DecoderSpec {
   float eps = 1e-6f;
   float attention_scale = 0;
   float embed_scale = 1;
-  float softcap = 0;         // of the logits
-  float norm_offset = 0;     // added to every norm weight
-  bool qk_norm = false;      // per head, before rope
-  bool branch_norms = false; // Gemma: norms on the branch outputs
-  bool unpair = false;       // GGUF llama: rows of q and k come as adjacent rotary pairs
+  float softcap = 0;          // of the logits
+  float norm_offset = 0;      // added to every norm weight
+  bool qk_norm = false;       // per head, before rope
+  bool branch_norms = false;  // Gemma: norms on the branch outputs
+  bool unpair = false;        // GGUF llama: rows of q and k come as adjacent rotary pairs
   bool tied = false;
   Act act = Act::kSilu;
   int n_experts = 0, top_k = 0, expert_width = 0;

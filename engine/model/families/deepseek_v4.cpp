@@ -1,8 +1,8 @@
-// DeepSeek-V4 (architectures reference, section 2): four or so residual streams mixed by mHC; attention over a window in every layer plus compressed
-// rows chosen by an indexer (CSA) or all of them (HCA); hash-routed and scored experts.
+// DeepSeek-V4 (architectures reference, section 2): four or so residual streams mixed by mHC; attention over a window in every layer plus
+// compressed rows chosen by an indexer (CSA) or all of them (HCA); hash-routed and scored experts.
 //
-// Reads both config dialects, the three spellings of tensor names (2.2) and GGUF `deepseek4`. FP8/FP4 checkpoints are refused by name; `mtp.*`
-// (draft layers) is not read.
+// Reads both config dialects, the three spellings of tensor names (2.2) and GGUF `deepseek4`. FP8/FP4 checkpoints are refused by name;
+// `mtp.*` (draft layers) is not read.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -205,7 +205,8 @@ V4Config read_gguf(const ConfigReader& c, Weights& weights) {
   o.n_experts = dim(p + "expert_count");
   o.top_k = dim(p + "expert_used_count");
   o.expert_width = dim(p + "expert_feed_forward_length");
-  if (c.integer_or(p + "expert_gating_func", 4, 0, 100) != 4) c.error(Code::kUnsupported, "must be 4 (sqrt softplus)", p + "expert_gating_func");
+  if (c.integer_or(p + "expert_gating_func", 4, 0, 100) != 4)
+    c.error(Code::kUnsupported, "must be 4 (sqrt softplus)", p + "expert_gating_func");
   if (c.integer_or(p + "expert_shared_count", 1, 0, kMaxWidth) != 1) c.error(Code::kUnsupported, "must be 1", p + "expert_shared_count");
   o.normalize = c.flag_or(p + "expert_weights_norm", false);
   o.route_scale = static_cast<float>(c.number_or(p + "expert_weights_scale", 1));
@@ -223,11 +224,13 @@ V4Config read_gguf(const ConfigReader& c, Weights& weights) {
 
 Status check_sizes(const V4Config& o) {
   const auto bad = [](const std::string& what) { return fail(Code::kCorrupt, what, "deepseek_v4 configuration"); };
-  if (o.rope_dims <= 0 || o.rope_dims % 2 != 0 || o.rope_dims > o.head_dim) return bad("the rotary dimensions do not fit the head dimension");
+  if (o.rope_dims <= 0 || o.rope_dims % 2 != 0 || o.rope_dims > o.head_dim)
+    return bad("the rotary dimensions do not fit the head dimension");
   if (o.rope_dims > o.index_dim) return bad("the rotary dimensions do not fit the indexer's head dimension");
   if (int64_t{o.n_heads} * o.head_dim > kMaxWidth * 16LL) return bad("heads times head dimension is out of range");
   if (o.n_heads % o.o_groups != 0) return bad("the output groups do not divide the heads");
-  if (std::lcm(std::lcm(o.csa_ratio, o.hca_ratio), 64) > kMaxBlock) return bad("the compression ratios have no common block of 8192 tokens or less");
+  if (std::lcm(std::lcm(o.csa_ratio, o.hca_ratio), 64) > kMaxBlock)
+    return bad("the compression ratios have no common block of 8192 tokens or less");
   if (o.top_k > o.n_experts) return bad("more experts per token than experts");
   return {};
 }
@@ -272,7 +275,8 @@ constexpr CompressorNames kIndexer = {
     {"attn.indexer.compressor.wgate.weight", nullptr, "self_attn.compressor.indexer.gate_proj.weight", "indexer_compressor_gate.weight"},
     {"attn.indexer.compressor.ape", nullptr, "self_attn.compressor.indexer.position_bias", "indexer_compressor_ape.weight"},
     {"attn.indexer.compressor.norm.weight", nullptr, "self_attn.compressor.indexer.kv_norm.weight", "indexer_compressor_norm.weight"}};
-constexpr Spelling kIndexQ = {"attn.indexer.wq_b.weight", nullptr, "self_attn.compressor.indexer.q_b_proj.weight", "indexer.attn_q_b.weight"};
+constexpr Spelling kIndexQ = {"attn.indexer.wq_b.weight", nullptr, "self_attn.compressor.indexer.q_b_proj.weight",
+                              "indexer.attn_q_b.weight"};
 constexpr Spelling kIndexW = {"attn.indexer.weights_proj.weight", nullptr, "self_attn.compressor.indexer.scorer.weights_proj.weight",
                               "indexer.proj.weight"};
 constexpr Spelling kRouter = {"ffn.gate.weight", nullptr, "mlp.gate.weight", "ffn_gate_inp.weight"};
@@ -325,7 +329,8 @@ class V4Builder {
   std::string at(int i, const Spelling& s) const {
     const std::string n = std::to_string(i) + ".";
     if (gguf_) return "blk." + n + s.gguf;
-    return first_present({"layers." + n + s.published, "model.layers." + n + (s.resaved ? s.resaved : s.published), "model.layers." + n + s.module});
+    return first_present(
+        {"layers." + n + s.published, "model.layers." + n + (s.resaved ? s.resaved : s.published), "model.layers." + n + s.module});
   }
 
   void declare_state() {
@@ -333,7 +338,8 @@ class V4Builder {
       return static_cast<int>(std::count_if(c_.layers.begin(), c_.layers.end(), [&](const Layer& l) { return l.kind == kind; }));
     };
     const int n_csa = count(LayerKind::kCsa), n_hca = count(LayerKind::kHca);
-    window_group_ = b_.add_group({"window", StateKind::kWindow, static_cast<int>(c_.layers.size()), 1, c_.head_dim, 0, c_.window, kv_dtype_});
+    window_group_ =
+        b_.add_group({"window", StateKind::kWindow, static_cast<int>(c_.layers.size()), 1, c_.head_dim, 0, c_.window, kv_dtype_});
     if (n_csa > 0) {
       csa_group_ = b_.add_group({"csa", StateKind::kCompressedKv, n_csa, c_.csa_ratio, c_.head_dim, 0, 0, kv_dtype_});
       index_group_ = b_.add_group({"csa.index", StateKind::kIndexer, n_csa, c_.csa_ratio, c_.index_dim, 0, 0, kv_dtype_});
@@ -530,6 +536,8 @@ Result<Graph> build(SourceFormat format, const std::string& config_json, Weights
 
 }  // namespace
 
-Family deepseek_v4_family() { return {"deepseek_v4", {"deepseek_v4"}, {"deepseek4"}, build}; }
+Family deepseek_v4_family() {
+  return {"deepseek_v4", {"deepseek_v4"}, {"deepseek4"}, build};
+}
 
 }  // namespace carrel

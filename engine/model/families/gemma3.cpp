@@ -1,5 +1,5 @@
-// Gemma 3, text (architectures reference, 5.1): five window layers to one full layer, a rope table each, norms with unit offset also behind the
-// branches, scaled embeddings, tanh-GELU. GGUF files hold 1 + w already and miss some keys, whose meaning is fixed.
+// Gemma 3, text (architectures reference, 5.1): five window layers to one full layer, a rope table each, norms with unit offset also behind
+// the branches, scaled embeddings, tanh-GELU. GGUF files hold 1 + w already and miss some keys, whose meaning is fixed.
 #include <cmath>
 
 #include "engine/model/config_reader.h"
@@ -19,7 +19,9 @@ void set_pattern(DecoderSpec& s, int window, int pattern) {
   for (size_t i = 0; i < s.layers.size(); ++i) s.layers[i].window = (i + 1) % static_cast<size_t>(pattern) == 0 ? 0 : window;
 }
 
-float inverse_sqrt(double v) { return static_cast<float>(1 / std::sqrt(v)); }
+float inverse_sqrt(double v) {
+  return static_cast<float>(1 / std::sqrt(v));
+}
 
 DecoderSpec read_hf(const ConfigReader& c, Weights& weights) {
   DecoderSpec s = read_decoder_hf(c);
@@ -30,7 +32,8 @@ DecoderSpec read_hf(const ConfigReader& c, Weights& weights) {
   if (!(scalar > 0)) c.error(Code::kCorrupt, "must be positive", "query_pre_attn_scalar");
   s.attention_scale = inverse_sqrt(scalar);
   s.softcap = static_cast<float>(c.number_or("final_logit_softcapping", 0));
-  if (c.text_or("hidden_activation", "gelu_pytorch_tanh") != "gelu_pytorch_tanh") c.error(Code::kUnsupported, "must be gelu_pytorch_tanh", "hidden_activation");
+  if (c.text_or("hidden_activation", "gelu_pytorch_tanh") != "gelu_pytorch_tanh")
+    c.error(Code::kUnsupported, "must be gelu_pytorch_tanh", "hidden_activation");
   const int window = static_cast<int>(c.integer_or("sliding_window", 4096, 1, kMaxWindow));
   const char* pattern = c.has("sliding_window_pattern") ? "sliding_window_pattern" : "_sliding_window_pattern";
   set_pattern(s, window, static_cast<int>(c.integer_or(pattern, kPattern, 1, 1024)));
@@ -82,6 +85,8 @@ Result<Graph> build(SourceFormat format, const std::string& config_json, Weights
 
 }  // namespace
 
-Family gemma3_family() { return {"gemma3", {"gemma3_text", "gemma3"}, {"gemma3"}, build}; }
+Family gemma3_family() {
+  return {"gemma3", {"gemma3_text", "gemma3"}, {"gemma3"}, build};
+}
 
 }  // namespace carrel

@@ -1,4 +1,5 @@
-// Llama and what shares its code (SmolLM2 …): architectures reference, section 7. llama3 scaling comes from the config, in GGUF from `rope_freqs.weight`.
+// Llama and what shares its code (SmolLM2 …): architectures reference, section 7. llama3 scaling comes from the config, in GGUF from
+// `rope_freqs.weight`.
 #include "engine/model/config_reader.h"
 #include "engine/model/families/decoder.h"
 #include "engine/model/families/families.h"
@@ -25,7 +26,8 @@ Result<Graph> build(SourceFormat format, const std::string& config_json, Weights
   if (format == SourceFormat::kGguf) {
     s = read_decoder_gguf(c, "llama", weights);
     s.unpair = true;
-    if (c.integer_or("llama.expert_count", 0, 0, 1 << 20) > 0) c.error(Code::kUnsupported, "experts are not part of this family", "llama.expert_count");
+    if (c.integer_or("llama.expert_count", 0, 0, 1 << 20) > 0)
+      c.error(Code::kUnsupported, "experts are not part of this family", "llama.expert_count");
     s.ropes.push_back(rope_from_gguf(c, "llama", c.number_or("llama.rope.freq_base", 10000), s.head_dim, s.max_positions));
     CARREL_TRY(c.status());
     CARREL_TRY(divide_by_rope_freqs(weights, s.ropes[0]));
@@ -40,6 +42,8 @@ Result<Graph> build(SourceFormat format, const std::string& config_json, Weights
 
 }  // namespace
 
-Family llama_family() { return {"llama", {"llama"}, {"llama"}, build}; }
+Family llama_family() {
+  return {"llama", {"llama"}, {"llama"}, build};
+}
 
 }  // namespace carrel

@@ -1,4 +1,5 @@
-// Mistral: Llama with a window in every layer, unless `sliding_window` is null (architectures reference, section 7). GGUF files of it say `llama`.
+// Mistral: Llama with a window in every layer, unless `sliding_window` is null (architectures reference, section 7). GGUF files of it say
+// `llama`.
 #include "engine/model/config_reader.h"
 #include "engine/model/families/decoder.h"
 #include "engine/model/families/families.h"
@@ -20,6 +21,8 @@ Result<Graph> build(SourceFormat, const std::string& config_json, Weights& weigh
 
 }  // namespace
 
-Family mistral_family() { return {"mistral", {"mistral"}, {}, build}; }
+Family mistral_family() {
+  return {"mistral", {"mistral"}, {}, build};
+}
 
 }  // namespace carrel

@@ -1,4 +1,5 @@
-// Qwen3, dense and with experts (architectures reference, section 7): per-head norms of q and k before rope; softmax over all experts, then the best k.
+// Qwen3, dense and with experts (architectures reference, section 7): per-head norms of q and k before rope; softmax over all experts, then
+// the best k.
 #include <algorithm>
 
 #include "engine/model/config_reader.h"
@@ -62,6 +63,8 @@ Result<Graph> build(SourceFormat format, const std::string& config_json, Weights
 
 }  // namespace
 
-Family qwen3_family() { return {"qwen3", {"qwen3", "qwen3_moe"}, {"qwen3", "qwen3moe"}, build}; }
+Family qwen3_family() {
+  return {"qwen3", {"qwen3", "qwen3_moe"}, {"qwen3", "qwen3moe"}, build};
+}
 
 }  // namespace carrel

@@ -19,8 +19,8 @@ struct YarnParams {
 };
 std::vector<double> yarn_frequencies(double theta, int dims, const YarnParams& yarn);
 
-/// The scaling that a Hugging Face section describes (`rope_type` or `type`: default, linear, llama3, yarn), applied to theta. Errors stick to `scaling`:
-/// kUnsupported names another type. max_positions stands in for an absent original length.
+/// The scaling that a Hugging Face section describes (`rope_type` or `type`: default, linear, llama3, yarn), applied to theta. Errors stick
+/// to `scaling`: kUnsupported names another type. max_positions stands in for an absent original length.
 RopeSpec rope_from_section(const ConfigReader& scaling, double theta, int dims, int max_positions);
 
 /// The same from GGUF keys `<arch>.rope.scaling.*`.

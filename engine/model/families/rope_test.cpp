@@ -7,7 +7,9 @@
 namespace carrel {
 namespace {
 
-ConfigReader section(const std::string& json) { return *ConfigReader::parse(json); }
+ConfigReader section(const std::string& json) {
+  return *ConfigReader::parse(json);
+}
 
 // 2.6: with 64 dimensions, base 160000, factor 16 from 65536, the ramp runs from 15 to 25.
 TEST(Rope, YarnRampOfDeepseekV4) {
@@ -22,7 +24,8 @@ TEST(Rope, YarnRampOfDeepseekV4) {
 }
 
 TEST(Rope, Llama3KeepsHighAndDividesLow) {
-  const auto c = section(R"({"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 8192})");
+  const auto c = section(
+      R"({"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 8192})");
   const RopeSpec s = rope_from_section(c, 500000, 128, 131072);
   ASSERT_TRUE(c.status());
   const auto plain = rope_frequencies(500000, 128);
@@ -32,8 +35,14 @@ TEST(Rope, Llama3KeepsHighAndDividesLow) {
 }
 
 TEST(Rope, YarnScalesCosAndSinUnlessTold) {
-  EXPECT_NEAR(rope_from_section(section(R"({"type": "yarn", "factor": 32, "original_max_position_embeddings": 4096})"), 150000, 64, 1).mscale, 1.34657, 1e-5);
-  EXPECT_EQ(rope_from_section(section(R"({"type": "yarn", "factor": 32, "original_max_position_embeddings": 4096, "attention_factor": 1.0})"), 150000, 64, 1).mscale, 1);
+  EXPECT_NEAR(
+      rope_from_section(section(R"({"type": "yarn", "factor": 32, "original_max_position_embeddings": 4096})"), 150000, 64, 1).mscale,
+      1.34657, 1e-5);
+  EXPECT_EQ(
+      rope_from_section(section(R"({"type": "yarn", "factor": 32, "original_max_position_embeddings": 4096, "attention_factor": 1.0})"),
+                        150000, 64, 1)
+          .mscale,
+      1);
 }
 
 TEST(Rope, LinearDividesAll) {
