@@ -275,7 +275,7 @@ struct Engine::Impl {
     while (true) {
       Status reserved = job->sequence->reserve(n);
       if (reserved) break;
-      if (!preempt_one(job)) return false;
+      if (reserved.error().code != Code::kExhausted || !preempt_one(job)) return false;
     }
     const int64_t past = job->sequence->n_past();
     SeqStep s;

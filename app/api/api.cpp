@@ -145,15 +145,15 @@ struct Api::Impl {
       return true;
     }
     const std::string length(http.header("content-length"));
-    if (length.size() > 12 || std::strtoull(length.c_str(), nullptr, 10) > kMaxBodyBytes) {
-      set_error(out, 413, "invalid_request_error", "the request body is larger than " + std::to_string(kMaxBodyBytes) + " bytes", "body_too_large", "", http.id);
+    if (length.size() > 12 || std::strtoull(length.c_str(), nullptr, 10) > kDiscardBytes) {
+      set_error(out, 413, "invalid_request_error", "the request body is larger than " + std::to_string(kDiscardBytes) + " bytes", "body_too_large", "", http.id);
       out.close = true;
       return true;
     }
     return false;
   }
 
-  static constexpr unsigned long long kMaxBodyBytes = 8u << 20;
+  static constexpr unsigned long long kDiscardBytes = 64u << 20;  // above: refused unread; HttpServerOptions holds the limit for what is read
 
   bool begin(const HttpRequest& head, HttpResponse& out) const {
     HttpRequest http = head;

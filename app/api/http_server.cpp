@@ -120,8 +120,11 @@ struct HttpServer::Impl {
     s.set_keep_alive_timeout(30);
     s.set_read_timeout(options.io_timeout_seconds);
     s.set_write_timeout(options.io_timeout_seconds);
-    s.set_payload_max_length(options.max_body_bytes);
+    s.set_payload_max_length(options.max_discard_bytes);
     s.set_tcp_nodelay(true);
+    s.set_expect_100_continue_handler([limit = options.max_body_bytes](const httplib::Request& req, httplib::Response&) {
+      return std::strtoull(req.get_header_value("Content-Length").c_str(), nullptr, 10) > limit ? 413 : 100;
+    });
     // The text of an exception is never sent.
     s.set_exception_handler([](const httplib::Request&, httplib::Response& res, std::exception_ptr) {
       spdlog::error("a request handler threw; answered 500");
@@ -146,14 +149,15 @@ struct HttpServer::Impl {
       std::string body;
       const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(options.body_timeout_seconds);
       bool too_late = false, too_large = false;
+      // A body over the limit is read and dropped, not kept: a client that is still sending would otherwise see a reset instead of the 413.
       const bool whole = reader([&](const char* data, size_t n) {
-        too_large = body.size() + n > options.max_body_bytes;
+        too_large = too_large || body.size() + n > options.max_body_bytes;
         too_late = std::chrono::steady_clock::now() > deadline;
-        if (too_large || too_late) return false;
-        body.append(data, n);
+        if (too_late) return false;
+        if (!too_large) body.append(data, n);
         return true;
       });
-      if (whole) return answer(req, res, std::move(body));
+      if (whole && !too_large) return answer(req, res, std::move(body));
       HttpResponse refusal;
       refusal.status = too_large ? 413 : 408;
       refusal.close = true;

@@ -1,114 +1,233 @@
+// See chat_template.h. All work on JSON is done on the interpreter's own values.
 #include "engine/text/chat_template.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
+#include <string_view>
+#include <utility>
 
 namespace carrel {
 namespace {
 
-using Json = nlohmann::ordered_json;
-constexpr size_t kMaxBoundaryMessages = 64;  // prefixes are rendered once each; beyond this the cost would grow with the square
+using jinja::Kind;
+using jinja::Origin;
+using jinja::Value;
+using Pairs = std::vector<std::pair<Value, Value>>;
 
-/// Text parts as one string, for templates that want a string.
-Json joined(const Json& content) {
-  std::string text;
-  for (const Json& part : content) {
-    if (part.is_string()) text += part.get<std::string>();
-    if (part.is_object() && part.contains("text") && part["text"].is_string()) text += part["text"].get<std::string>();
-  }
-  return text;
+constexpr size_t kMaxBoundaries = 64;  // messages; each costs one render
+// The template often spells a control token around the role, as in '<|' + role + '|>': these words are no user's text.
+constexpr std::string_view kRoles[] = {"system", "developer", "user", "assistant", "tool", "function", "ipython", "model", "documents"};
+
+jinja::RenderLimits limits() {
+  jinja::RenderLimits l;
+  l.allow_list_changes = true;
+  return l;
 }
 
-/// What a server owes its template: no null keys, reasoning under both names, arguments of tool calls as objects, content never null.
-Json normalized(const Json& message, bool takes_parts) {
-  Json m = Json::object();
-  for (const auto& [key, value] : message.items())
-    if (!value.is_null()) m[key] = value;
-  for (const char* name : {"reasoning_content", "thinking", "reasoning"}) {
-    if (!m.contains(name)) continue;
-    const Json text = m[name];
-    if (!m.contains("reasoning_content")) m["reasoning_content"] = text;
-    if (!m.contains("thinking")) m["thinking"] = text;
-    break;
+Value input(std::string_view s) { return Value::string(s, Origin::kInput); }
+
+const Value* find(const Value& v, std::string_view key) { return v.is(Kind::kDict) ? v.dict().find(key) : nullptr; }
+
+void put(Pairs& pairs, std::string_view key, Value v) {
+  for (auto& [k, old] : pairs) {
+    if (!k.is_string() || k.bytes() != key) continue;
+    old = std::move(v);
+    return;
   }
-  if (!m.contains("content")) m["content"] = "";
-  if (m["content"].is_array() && !takes_parts) m["content"] = joined(m["content"]);
-  if (m.contains("tool_calls") && m["tool_calls"].is_array())
-    for (Json& call : m["tool_calls"]) {
-      if (!call.is_object() || !call.contains("function") || !call["function"].is_object() || !call["function"].contains("arguments") || !call["function"]["arguments"].is_string()) continue;
-      Json parsed = Json::parse(call["function"]["arguments"].get<std::string>(), nullptr, false);
-      if (parsed.is_object()) call["function"]["arguments"] = std::move(parsed);
+  pairs.emplace_back(input(key), std::move(v));
+}
+
+/// A list as values from a request are: no template may change it.
+Value frozen(std::vector<Value> items) {
+  Value v = Value::list(std::move(items));
+  static_cast<jinja::Seq&>(*v.body()).frozen = true;
+  return v;
+}
+
+Value text_part(const Value& text) { return jinja::make_dict({{input("type"), input("text")}, {input("text"), text}}); }
+
+/// The texts of content parts one after the other; undefined when there is something else in the list.
+Value joined_parts(const Value& list) {
+  jinja::TextBuilder b;
+  for (const Value& part : list.seq().items) {
+    const Value* text = find(part, "text");
+    if (part.is_string()) {
+      b.append(part.str().text);
+    } else if (text != nullptr && text->is_string()) {
+      b.append(text->str().text);
+    } else {
+      return {};
     }
-  return m;
+  }
+  return Value::string(b.take());
 }
 
-size_t common_prefix(const std::string& a, const std::string& b) { return static_cast<size_t>(std::mismatch(a.begin(), a.begin() + static_cast<std::ptrdiff_t>(std::min(a.size(), b.size())), b.begin()).first - a.begin()); }
+/// The first of the names under which reasoning is sent.
+Value reasoning_of(const Pairs& message) {
+  for (const std::string_view name : {"reasoning_content", "thinking", "reasoning"}) {
+    for (const auto& [k, v] : message) {
+      if (k.is_string() && k.bytes() == name) return v;
+    }
+  }
+  return {};
+}
 
-RenderedChat with_parts(const jinja::TextBody& body) {
-  RenderedChat out;
+bool has(const Pairs& pairs, std::string_view key) {
+  return std::any_of(pairs.begin(), pairs.end(), [&](const auto& kv) { return kv.first.is_string() && kv.first.bytes() == key; });
+}
+
+std::vector<RenderedPart> parts_of(const jinja::TextBody& text) {
+  std::vector<RenderedPart> parts;
   size_t at = 0;
-  for (const jinja::Run& run : body.runs) {
-    out.parts.push_back({body.bytes.substr(at, run.end - at), run.origin == jinja::Origin::kTemplate});
+  for (const jinja::Run& run : text.runs) {
+    parts.push_back({text.bytes.substr(at, run.end - at), run.origin == Origin::kTemplate});
     at = run.end;
   }
-  return out;
+  return parts;
+}
+
+/// Length of what both begin with, in whole characters.
+size_t common_prefix(std::string_view a, std::string_view b) {
+  size_t n = static_cast<size_t>(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());
+  while (n > 0 && n < a.size() && (static_cast<unsigned char>(a[n]) & 0xC0) == 0x80) --n;
+  return n;
 }
 
 }  // namespace
 
 Result<ChatTemplate> ChatTemplate::parse(const std::string& source, const std::string& bos_token, const std::string& eos_token) {
-  CARREL_ASSIGN(jinja::Template parsed, jinja::Template::parse(source));
-  ChatTemplate t(std::move(parsed), bos_token, eos_token);
-  // A template that shows the text of a list of parts can take lists; others get the parts joined.
-  const Json probe{{"messages", Json::array({{{"role", "user"}, {"content", Json::array({{{"type", "text"}, {"text", "carrel-probe"}}})}}})}, {"add_generation_prompt", true}};
-  const auto shown = t.render_json(probe.dump(), 0);
-  t.takes_parts_ = shown && shown->bytes.find("carrel-probe") != std::string::npos && shown->bytes.find("'type'") == std::string::npos && shown->bytes.find("\"type\"") == std::string::npos;
-  return t;
+  CARREL_ASSIGN(jinja::Template t, jinja::Template::parse(source));
+  ChatTemplate out(std::move(t));
+  out.bos_token_ = bos_token;
+  out.eos_token_ = eos_token;
+  out.probe();
+  return out;
 }
 
-Result<jinja::TextBody> ChatTemplate::render_json(const std::string& variables, int64_t now_ms) const {
-  CARREL_ASSIGN(const jinja::Value values, jinja::value_from_json(variables));
-  auto items = values.dict().items;
-  const auto set = [&](const char* name, const std::string& text) {
-    if (!text.empty()) items.emplace_back(jinja::Value::string(name, jinja::Origin::kTemplate), jinja::Value::string(text, jinja::Origin::kTemplate));
+/// Renders small conversations to learn which forms of content and arguments the template understands.
+void ChatTemplate::probe() {
+  const auto shown = [&](const char* messages) -> std::string {
+    const auto m = jinja::value_from_json(messages);
+    if (!m) return "";
+    const auto vars = variables(*m, {});
+    if (!vars) return "";
+    return template_.render(*vars, limits(), {}).value_or("");
   };
-  set("bos_token", bos_);
-  set("eos_token", eos_);
-  jinja::RenderLimits limits;
-  limits.allow_list_changes = true;
-  return template_.render_marked(jinja::make_dict(std::move(items)), limits, {.unix_ms = now_ms});
+  const std::string list = shown(R"([{"role":"user","content":[{"type":"text","text":"qzprobe"}]}])");
+  const std::string plain = shown(R"([{"role":"user","content":"qzprobe"}])");
+  habits_.takes_lists = list.find("qzprobe") != std::string::npos && list.find("'qzprobe'") == std::string::npos &&
+                        list.find("\"qzprobe\"") == std::string::npos;
+  habits_.needs_lists = habits_.takes_lists && plain.find("qzprobe") == std::string::npos;
+  const std::string head = R"([{"role":"user","content":"u"},{"role":"assistant","content":"","tool_calls":[{"id":"callprobe","type":"function","function":{"name":"f","arguments":)";
+  const std::string tail = R"(}}]},{"role":"tool","tool_call_id":"callprobe","name":"f","content":"r"}])";
+  const std::string object = shown((head + R"({"qzkey":"qzprobe"})" + tail).c_str());
+  const std::string string = shown((head + R"("{\"qzkey\":\"qzprobe\"}")" + tail).c_str());
+  const bool fits = object.find("qzprobe") != std::string::npos && object.find("'qzprobe'}") == std::string::npos;
+  habits_.object_arguments = fits || string.find("qzprobe") == std::string::npos;
+}
+
+Value ChatTemplate::normal_content(const Value& content) const {
+  if (content.is(Kind::kList) && !habits_.takes_lists) {
+    const Value joined = joined_parts(content);
+    return joined.is_undefined() ? content : joined;
+  }
+  if (content.is_string() && habits_.needs_lists) return frozen({text_part(content)});
+  return content;
+}
+
+Value ChatTemplate::normal_calls(const Value& calls) const {
+  if (!calls.is(Kind::kList)) return calls;
+  std::vector<Value> out;
+  for (const Value& call : calls.seq().items) {
+    const Value* function = find(call, "function");
+    const Value* arguments = function != nullptr ? find(*function, "arguments") : nullptr;
+    if (arguments == nullptr || !arguments->is_string() || !habits_.object_arguments) {
+      out.push_back(call);
+      continue;
+    }
+    const bool empty = arguments->bytes().empty();
+    const auto parsed = jinja::value_from_json(empty ? std::string_view("{}") : std::string_view(arguments->bytes()), 64);
+    Pairs f = function->dict().items, c = call.dict().items;
+    if (parsed && parsed->is(Kind::kDict)) put(f, "arguments", *parsed);
+    put(c, "function", jinja::make_dict(std::move(f)));
+    out.push_back(jinja::make_dict(std::move(c)));
+  }
+  return frozen(std::move(out));
+}
+
+Value ChatTemplate::normal_message(const Value& message) const {
+  if (!message.is(Kind::kDict)) return message;
+  Pairs out;
+  bool null_content = !message.dict().find(std::string_view("content"));
+  for (const auto& [k, v] : message.dict().items) {
+    const std::string& key = k.bytes();
+    null_content = null_content || (key == "content" && v.is_none());
+    if (key == "content") {
+      out.emplace_back(k, v.is_none() ? input("") : normal_content(v));
+    } else if (v.is_none()) {
+      continue;
+    } else if (key == "role" && v.is_string() && std::find(std::begin(kRoles), std::end(kRoles), v.bytes()) != std::end(kRoles)) {
+      out.emplace_back(k, Value::string(v.bytes(), Origin::kTemplate));
+    } else {
+      out.emplace_back(k, key == "tool_calls" ? normal_calls(v) : v);
+    }
+  }
+  if (null_content && !has(out, "content")) put(out, "content", input(""));
+  if (const Value reasoning = reasoning_of(out); !reasoning.is_undefined()) {
+    put(out, "reasoning_content", reasoning);
+    if (!has(out, "thinking")) put(out, "thinking", reasoning);
+  }
+  return jinja::make_dict(std::move(out));
+}
+
+Value ChatTemplate::normal_messages(const Value& messages) const {
+  std::vector<Value> out;
+  for (const Value& m : messages.seq().items) out.push_back(normal_message(m));
+  return frozen(std::move(out));
+}
+
+/// The variables of one render; `messages` is already normal.
+Result<Value> ChatTemplate::variables(const Value& messages, const ChatRequest& request) const {
+  Pairs vars;
+  put(vars, "documents", Value::none());
+  if (!request.extra_json.empty()) {
+    CARREL_ASSIGN(const Value extra, jinja::value_from_json(request.extra_json));
+    if (!extra.is(Kind::kDict)) return fail(Code::kInvalidArgument, "the further variables of a chat template must be an object");
+    for (const auto& [k, v] : extra.dict().items) put(vars, k.bytes(), v);
+  }
+  Value tools = Value::none();
+  if (!request.tools_json.empty()) {
+    CARREL_ASSIGN(tools, jinja::value_from_json(request.tools_json));
+    if (tools.is(Kind::kList) && tools.seq().items.empty()) tools = Value::none();
+  }
+  put(vars, "messages", messages);
+  put(vars, "tools", tools);
+  put(vars, "add_generation_prompt", Value::boolean(request.add_generation_prompt));
+  put(vars, "bos_token", Value::string(bos_token_, Origin::kTemplate));
+  put(vars, "eos_token", Value::string(eos_token_, Origin::kTemplate));
+  return jinja::make_dict(std::move(vars));
 }
 
 Result<RenderedChat> ChatTemplate::render(const ChatRequest& request) const {
-  const Json messages = Json::parse(request.messages_json, nullptr, false);
-  if (!messages.is_array() || messages.empty()) return fail(Code::kInvalidArgument, "must be a list of at least one message", "messages");
-  Json variables = Json::object();
-  if (!request.extra_json.empty()) {
-    variables = Json::parse(request.extra_json, nullptr, false);
-    if (!variables.is_object()) return fail(Code::kInvalidArgument, "must be an object", "chat_template_kwargs");
-    for (const char* name : {"bos_token", "eos_token"}) variables.erase(name);  // control tokens come from the model, never from a request
-  }
-  Json list = Json::array();
-  for (const Json& m : messages) {
-    if (!m.is_object()) return fail(Code::kInvalidArgument, "must hold objects", "messages");
-    list.push_back(normalized(m, takes_parts_));
-  }
-  variables["tools"] = request.tools_json.empty() ? Json(nullptr) : Json::parse(request.tools_json, nullptr, false);
-  if (variables["tools"].is_discarded()) return fail(Code::kInvalidArgument, "is not JSON", "tools");
-  if (!variables.contains("documents")) variables["documents"] = nullptr;
-  variables["messages"] = list;
-  variables["add_generation_prompt"] = request.add_generation_prompt;
-  const auto text_of = [](const Json& j) { return j.dump(-1, ' ', false, Json::error_handler_t::replace); };
-  CARREL_ASSIGN(const jinja::TextBody whole, render_json(text_of(variables), request.now_ms));
-  RenderedChat out = with_parts(whole);
-  if (list.size() > kMaxBoundaryMessages) return out;
-  variables["add_generation_prompt"] = false;
-  for (size_t n = 1; n <= list.size(); n++) {
-    variables["messages"] = Json(list.begin(), list.begin() + static_cast<std::ptrdiff_t>(n));
-    const auto prefix = render_json(text_of(variables), request.now_ms);
-    if (!prefix) continue;  // a template may refuse a conversation that stops here
-    const size_t end = common_prefix(prefix->bytes, whole.bytes);
-    if (end > 0 && (out.message_boundaries.empty() || end > out.message_boundaries.back())) out.message_boundaries.push_back(end);
+  CARREL_ASSIGN(const Value given, jinja::value_from_json(request.messages_json));
+  if (!given.is(Kind::kList)) return fail(Code::kInvalidArgument, "the messages must be a list", "messages");
+  if (given.seq().items.empty()) return fail(Code::kInvalidArgument, "the conversation has no message; send at least one", "messages");
+  const Value messages = normal_messages(given);
+  const jinja::Clock clock{request.now_ms, 0};
+  CARREL_ASSIGN(const Value vars, variables(messages, request));
+  CARREL_ASSIGN(const jinja::TextBody text, template_.render_marked(vars, limits(), clock));
+
+  RenderedChat out;
+  out.parts = parts_of(text);
+  const auto& all = messages.seq().items;
+  if (all.size() > kMaxBoundaries) return out;
+  Pairs shorter = vars.dict().items;
+  put(shorter, "add_generation_prompt", Value::boolean(false));
+  for (size_t n = 1; n <= all.size(); ++n) {
+    put(shorter, "messages", frozen({all.begin(), all.begin() + static_cast<ptrdiff_t>(n)}));
+    const auto prefix = template_.render(jinja::make_dict(shorter), limits(), clock);
+    if (!prefix) continue;
+    const size_t end = common_prefix(text.bytes, *prefix);
+    if (end > (out.message_boundaries.empty() ? 0 : out.message_boundaries.back())) out.message_boundaries.push_back(end);
   }
   return out;
 }

@@ -1,8 +1,11 @@
-// A model's chat template: messages to the text of a prompt, with every byte marked as the template's own or the caller's.
+// A conversation to the text a model was trained on, by the template that came with the model.
 //
-// Immutable after parse; copies share the parsed template; any thread. Errors: kInvalidArgument (the template refuses the messages, in its own words),
-// kUnsupported (it cannot render them), kExhausted (limits).
+// The output is split by origin: control tokens may be recognised only in parts that the template wrote, so that nothing a user, a
+// tool or a document says can become one. Threads: a ChatTemplate never changes after parse; render may run on many threads at once.
+// Errors: kInvalidArgument when the template refuses the conversation (its own words) or the JSON is not well-formed; kUnsupported when
+// the template cannot render these values; kExhausted when a limit of the interpreter is reached.
 #pragma once
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -13,9 +16,9 @@
 namespace carrel {
 
 struct ChatRequest {
-  std::string messages_json;  // a list of messages, as in the OpenAI dialect
-  std::string tools_json;     // a list, or empty
-  std::string extra_json;     // an object of further variables, or empty
+  std::string messages_json;  // a list of messages as /v1/chat/completions takes them
+  std::string tools_json;     // "": none
+  std::string extra_json;     // "" or an object of further variables
   bool add_generation_prompt = true;
   int64_t now_ms = 0;  // what strftime_now shows
 };
@@ -26,23 +29,37 @@ struct RenderedPart {
 };
 
 struct RenderedChat {
-  std::vector<RenderedPart> parts;
-  /// Byte offsets in the whole text where the rendering of a message ends, ascending, as far as known: places where a later turn may branch off.
-  std::vector<size_t> message_boundaries;
+  std::vector<RenderedPart> parts;         // neighbours differ in origin
+  std::vector<size_t> message_boundaries;  // byte offsets in the concatenation where a message ends, rising, as far as known
 };
 
 class ChatTemplate {
  public:
   static Result<ChatTemplate> parse(const std::string& source, const std::string& bos_token, const std::string& eos_token);
+
+  /// Prepares the messages as servers do: keys with null are dropped, a null content is "", reasoning is passed under both usual
+  /// names, tool-call arguments become objects and content parts become one text where the template wants them so.
   Result<RenderedChat> render(const ChatRequest& request) const;
 
  private:
-  ChatTemplate(jinja::Template t, std::string bos, std::string eos) : template_(std::move(t)), bos_(std::move(bos)), eos_(std::move(eos)) {}
-  Result<jinja::TextBody> render_json(const std::string& variables, int64_t now_ms) const;
+  /// What the template was found to understand.
+  struct Habits {
+    bool takes_lists = false;         // content as a list of parts
+    bool needs_lists = false;         // content as a list only
+    bool object_arguments = true;     // tool-call arguments as an object
+  };
+
+  explicit ChatTemplate(jinja::Template t) : template_(std::move(t)) {}
+  void probe();
+  Result<jinja::Value> variables(const jinja::Value& messages, const ChatRequest& request) const;
+  jinja::Value normal_messages(const jinja::Value& messages) const;
+  jinja::Value normal_message(const jinja::Value& message) const;
+  jinja::Value normal_content(const jinja::Value& content) const;
+  jinja::Value normal_calls(const jinja::Value& calls) const;
 
   jinja::Template template_;
-  std::string bos_, eos_;
-  bool takes_parts_ = false;  // content may be a list of parts
+  std::string bos_token_, eos_token_;
+  Habits habits_;
 };
 
 }  // namespace carrel

@@ -7,4 +7,4 @@ if [ ! -f $venv/.ready ]; then
   python3 -m venv $venv && $venv/bin/pip install -q 'openai==1.*' httpx && touch $venv/.ready ||
     { echo "skipped: the Python clients cannot be installed"; [ -z "${CI:-}" ]; exit; }
 fi
-PYTHONPATH=tests/api exec $venv/bin/python -B tests/api/test_api.py
+PYTHONPATH=tests/api exec $venv/bin/python -B -W ignore::ResourceWarning tests/api/test_api.py

@@ -31,8 +31,8 @@ enum class ExprKind : uint8_t {
   kUnary,    // op kids[0]
   kBinary,   // kids[0] op kids[1]
   kNot,      // kids[0]
-  kAnd,      // kids, left to right until one is false
-  kOr,       // kids, left to right until one is true
+  kAnd,      // kids[0], kids[1]
+  kOr,       // kids[0], kids[1]
   kCompare,  // kids[0] ops[0] kids[1] ops[1] kids[2] ...
   kConcat,   // kids[0] ~ kids[1] ~ ...
   kCond,     // kids[1] if kids[0] else kids[2] (may be null)

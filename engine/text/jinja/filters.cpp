@@ -1,474 +1,226 @@
-// The filters and tests that templates may name.
+// Filters on single values and the table of all filters; those on sequences are in filters_seq.cpp.
 #include <algorithm>
+#include <charconv>
 #include <cmath>
-#include <map>
+#include <cstdio>
+#include <cstdlib>
 
-#include "engine/text/jinja/interp.h"
-#include "engine/text/jinja/parser.h"
+#include "engine/text/jinja/filters.h"
 
 namespace carrel::jinja {
 namespace {
 
-constexpr Origin kT = Origin::kTemplate;
-
-Value call_method(Interp& in, const Value& v, std::string_view name, const Args& a) { return in.call(find_method(in, v, name), a); }
-Value as_text(Interp& in, const Value& v) { return v.is_string() ? v : in.text(in.print(v)); }
-
-Value length(Interp& in, const Value& v, const Args&) {
-  if (v.is_undefined()) return Value::integer(0);
-  if (v.is_string()) return Value::integer(static_cast<int64_t>(v.str().text.n_chars));
-  if (v.is(Kind::kDict)) return Value::integer(static_cast<int64_t>(v.dict().items.size()));
-  if (v.is_sequence()) return Value::integer(static_cast<int64_t>(v.seq().items.size()));
-  in.step();
-  raise("object of type '" + std::string(type_name(v)) + "' has no len()");
+Value abs_filter(Interp& in, const Value& v, const Args&) {
+  if (v.is(Kind::kFloat)) return Value::real(std::fabs(v.as_double()));
+  if (!v.is_intlike()) in.bad(std::string("bad operand type for abs(): '") + type_name(v) + "'");
+  return v.as_int() < 0 ? in.binary(Op::kSub, Value::integer(0), v) : Value::integer(v.as_int());
 }
-
-Value trim_filter(Interp& in, const Value& v, const Args& a) {
-  const Value text = as_text(in, v);
-  const Value* chars = a.get(0, "chars");
-  const TextBody* set = chars != nullptr && chars->is_string() ? &chars->str().text : nullptr;
-  return in.text(trim(text.str().text, set, true, true));
-}
-
-Value string_filter(Interp& in, const Value& v, const Args&) { return as_text(in, v); }
 
 Value default_filter(Interp&, const Value& v, const Args& a) {
-  const Value* preset = a.get(0, "default_value");
-  const Value* falsy = a.get(1, "boolean");
-  const bool use = v.is_undefined() || (falsy != nullptr && falsy->truthy() && !v.truthy());
-  if (!use) return v;
-  return preset != nullptr ? *preset : Value::string("", kT);
+  const Value* boolean = a.find(1, "boolean");
+  if (!v.is_undefined() && (boolean == nullptr || !boolean->truthy() || v.truthy())) return v;
+  const Value* other = a.find(0, "default_value");
+  return other != nullptr ? *other : Value::string("", Origin::kTemplate);
 }
 
-/// a.b.0 as a path, for attribute= arguments.
-Value along(Interp& in, const Value& v, const Value& path) {
-  if (path.is_intlike()) return in.item(v, path);
-  Value at = v;
-  std::string_view rest = path.bytes();
-  while (true) {
-    const size_t dot = rest.find('.');
-    const std::string part(rest.substr(0, dot));
-    const bool number = !part.empty() && part.size() < 10 && std::all_of(part.begin(), part.end(), [](char c) { return c >= '0' && c <= '9'; });
-    at = in.item(at, number ? Value::integer(atol(part.c_str())) : Value::string(part, kT));
-    if (dot == std::string_view::npos) return at;
-    rest.remove_prefix(dot + 1);
-  }
+Value safe_filter(Interp& in, const Value& v, const Args&) {
+  TextBuilder b;
+  in.append_str(b, v);
+  return in.make(b, true);
 }
 
-Value join_filter(Interp& in, const Value& v, const Args& a) {
-  const Value* sep = a.get(0, "d");
-  const Value* attribute = a.get(1, "attribute");
-  const TextBody between = sep != nullptr ? in.print(*sep) : TextBody{};
-  TextBuilder out;
-  bool first = true;
-  for (const Value& x : in.items_of(v)) {
-    if (!std::exchange(first, false)) out.append(between);
-    out.append(in.print(attribute != nullptr ? along(in, x, *attribute) : x));
-    in.step();
-    if (out.size() > in.limits().max_output_bytes) raise(Code::kExhausted, "join makes too large a text");
-  }
-  return in.text(out.take());
+Value forceescape(Interp& in, const Value& v, const Args&) {
+  TextBuilder b;
+  in.append_str(b, v);
+  return in.escape(in.make(b));
 }
 
-template <const char* Name>
-Value text_method(Interp& in, const Value& v, const Args& a) { return call_method(in, as_text(in, v), Name, a); }
-constexpr char kUpper[] = "upper", kLower[] = "lower", kCapitalize[] = "capitalize", kTitle[] = "title", kReplace[] = "replace";
-
-Value items_filter(Interp& in, const Value& v, const Args&) {
-  if (v.is_undefined()) return Value::list({});
-  if (!v.is(Kind::kDict)) raise("Can only get item pairs from a mapping.");
-  return Value::list(in.items_of(call_method(in, v, "items", {})));
-}
-
-Value safe(Interp& in, const Value& v, const Args&) {
-  TextBody t = in.print(v);
-  return in.text(std::move(t), true);
-}
-
-Value escape(Interp& in, const Value& v, const Args&) {
-  if (v.is_string() && v.str().safe) return v;
-  return in.text(escape_html(in.print(v)), true);
-}
-Value force_escape(Interp& in, const Value& v, const Args&) { return in.text(escape_html(in.print(v)), true); }
-
-/// What sort compares: text without case unless asked.
-Value sort_key(Interp& in, const Value& v, bool case_sensitive) { return v.is_string() && !case_sensitive ? call_method(in, v, "lower", {}) : v; }
-
-std::vector<Value> sorted(Interp& in, std::vector<Value> items, const std::function<Value(const Value&)>& key, bool reverse) {
-  std::vector<std::pair<Value, size_t>> keys;
-  for (size_t i = 0; i < items.size(); i++) keys.emplace_back(key(items[i]), i);
-  std::stable_sort(keys.begin(), keys.end(), [&](const auto& a, const auto& b) {
-    in.step();
-    return reverse ? in.compare(b.first, a.first) < 0 : in.compare(a.first, b.first) < 0;
-  });
-  std::vector<Value> out;
-  for (const auto& [k, i] : keys) out.push_back(items[i]);
-  return out;
-}
-
-bool flag(const Args& a, size_t i, std::string_view name, bool preset = false) {
-  const Value* v = a.get(i, name);
-  return v == nullptr ? preset : v->truthy();
-}
-
-Value sort(Interp& in, const Value& v, const Args& a) {
-  const bool cased = flag(a, 1, "case_sensitive");
-  const Value* attribute = a.get(2, "attribute");
-  return Value::list(sorted(in, in.items_of(v), [&](const Value& x) { return sort_key(in, attribute != nullptr ? along(in, x, *attribute) : x, cased); }, flag(a, 0, "reverse")));
-}
-
-Value dictsort(Interp& in, const Value& v, const Args& a) {
-  if (!v.is(Kind::kDict)) raise("dictsort takes a dict");
-  const bool cased = flag(a, 0, "case_sensitive");
-  const Value* by = a.get(1, "by");
-  const size_t at = by != nullptr && by->is_string() && by->bytes() == "value" ? 1 : 0;
-  return Value::list(sorted(in, in.items_of(call_method(in, v, "items", {})), [&](const Value& pair) { return sort_key(in, pair.seq().items[at], cased); }, flag(a, 2, "reverse")));
-}
-
-Value list_filter(Interp& in, const Value& v, const Args&) { return Value::list(in.items_of(v)); }
-
-/// A generator filled now; what goes wrong half way shows when it is walked.
-Value generate(Interp& in, const Value& v, const std::function<void(const Value&, std::vector<Value>&)>& each) {
-  auto g = std::make_shared<Generator>();
-  try {
-    for (const Value& x : in.items_of(v)) {
-      in.step();
-      each(x, g->items);
-    }
-  } catch (Raise& r) {
-    if (r.error.code != Code::kUnsupported) throw;  // limits and the template's own errors are not put off
-    g->error = r.error.message;
-  }
-  for (const Value& x : g->items) g->depth = std::max(g->depth, x.depth() + 1);
-  return Value::object(Kind::kGenerator, std::move(g));
-}
-
-Args rest_of(const Args& a, size_t from) {
-  Args out;
-  for (size_t i = from; i < a.pos.size(); i++) out.pos.push_back(a.pos[i]);
-  out.named = a.named;
-  return out;
-}
-
-/// select, reject, selectattr, rejectattr: a test by name, or truth.
-template <bool Attribute, bool Keep>
-Value select(Interp& in, const Value& v, const Args& a) {
-  const size_t at = Attribute ? 1 : 0;
-  TestFn test = nullptr;
-  if (a.pos.size() > at) {
-    const std::string name = a.pos[at].is_string() ? a.pos[at].bytes() : "";
-    test = find_test(name);
-    if (test == nullptr) raise("no test named '" + name + "'");
-  }
-  if (Attribute && a.pos.empty()) raise("missing parameter for attribute name");
-  const Args rest = rest_of(a, at + 1);
-  return generate(in, v, [&](const Value& x, std::vector<Value>& out) {
-    const Value subject = Attribute ? along(in, x, a.pos[0]) : x;
-    if ((test != nullptr ? test(in, subject, rest) : subject.truthy()) == Keep) out.push_back(x);
-  });
-}
-
-Value map(Interp& in, const Value& v, const Args& a) {
-  const auto named = [&](std::string_view name) -> const Value* {
-    for (const auto& [n, x] : a.named)
-      if (n == name) return &x;
-    return nullptr;
-  };
-  if (const Value* attribute = named("attribute")) {
-    const Value* preset = named("default");
-    return generate(in, v, [&](const Value& x, std::vector<Value>& out) {
-      Value got = along(in, x, *attribute);
-      out.push_back(got.is_undefined() && preset != nullptr ? *preset : got);
-    });
-  }
-  if (a.pos.empty() || !a.pos[0].is_string()) raise("map requires a filter argument");
-  const FilterFn filter = find_filter(a.pos[0].bytes());
-  if (filter == nullptr) raise("no filter named '" + a.pos[0].bytes() + "'");
-  const Args rest = rest_of(a, 1);
-  return generate(in, v, [&](const Value& x, std::vector<Value>& out) { out.push_back(filter(in, x, rest)); });
-}
-
-Value unique(Interp& in, const Value& v, const Args& a) {
-  const bool cased = flag(a, 0, "case_sensitive");
-  const Value* attribute = a.get(1, "attribute");
-  std::vector<Value> seen;
-  return generate(in, v, [&](const Value& x, std::vector<Value>& out) {
-    const Value key = sort_key(in, attribute != nullptr ? along(in, x, *attribute) : x, cased);
-    for (const Value& s : seen)
-      if (in.same(s, key)) return;
-    seen.push_back(key);
-    out.push_back(x);
-  });
-}
-
-template <bool Max>
-Value extreme(Interp& in, const Value& v, const Args& a) {
-  const std::vector<Value> items = in.items_of(v);
-  if (items.empty()) return Value::undefined("No aggregated item, sequence was empty.");
-  const bool cased = flag(a, 0, "case_sensitive");
-  const Value* attribute = a.get(1, "attribute");
-  const auto key = [&](const Value& x) { return sort_key(in, attribute != nullptr ? along(in, x, *attribute) : x, cased); };
-  size_t best = 0;
-  for (size_t i = 1; i < items.size(); i++) {
-    const int c = in.compare(key(items[i]), key(items[best]));
-    if (Max ? c > 0 : c < 0) best = i;
-  }
-  return items[best];
-}
-
-Value sum(Interp& in, const Value& v, const Args& a) {
-  const Value* attribute = a.get(0, "attribute");
-  const Value* start = a.get(1, "start");
-  Value total = start != nullptr ? *start : Value::integer(0);
-  for (const Value& x : in.items_of(v)) total = in.binary(Op::kAdd, total, attribute != nullptr && !attribute->is_none() ? along(in, x, *attribute) : x);
-  return total;
-}
-
-Value first(Interp& in, const Value& v, const Args&) {
-  const auto items = in.items_of(v);
-  return items.empty() ? Value::undefined("No first item, sequence was empty.") : items.front();
-}
-Value last(Interp& in, const Value& v, const Args&) {
-  const auto items = in.items_of(v);
-  return items.empty() ? Value::undefined("No last item, sequence was empty.") : items.back();
-}
-
-Value reverse(Interp& in, const Value& v, const Args&) {
-  std::vector<Value> items = in.items_of(v);
-  std::reverse(items.begin(), items.end());
-  if (!v.is_string()) {
-    auto g = std::make_shared<Generator>();
-    g->items = std::move(items);
-    for (const Value& x : g->items) g->depth = std::max(g->depth, x.depth() + 1);
-    return Value::object(Kind::kGenerator, std::move(g));
-  }
-  TextBuilder out;
-  for (const Value& c : items) out.append(c.str().text);
-  return in.text(out.take());
-}
-
-Value indent(Interp& in, const Value& v, const Args& a) {
-  const Value text = as_text(in, v);
-  const Value* width = a.get(0, "width");
-  const bool first_too = flag(a, 1, "first"), blank_too = flag(a, 2, "blank");
-  TextBody by;
-  if (width != nullptr && width->is_string()) by = width->str().text;
-  else {
-    TextBuilder b;
-    b.append(std::string(static_cast<size_t>(std::clamp<int64_t>(width != nullptr ? width->as_int() : 4, 0, 1000)), ' '), kT);
-    by = b.take();
-  }
-  const TextBody& t = text.str().text;
-  TextBuilder out;
-  bool first_line = true;
-  for (size_t at = 0; at <= t.bytes.size();) {
-    const size_t end = std::min(t.bytes.find('\n', at), t.bytes.size());
-    if (!first_line) out.append("\n", at > 0 ? origin_at(t, at - 1) : kT);
-    if (first_line ? first_too : (blank_too || end > at)) out.append(by);
-    out.append(t, at, end);
-    in.step(1 + by.bytes.size() / 16);
-    first_line = false;
-    if (end == t.bytes.size()) break;
-    at = end + 1;
-  }
-  return in.text(out.take(), text.str().safe);
-}
-
-Value to_int(Interp& in, const Value& v, const Args& a) {
-  const Value* preset = a.get(0, "default");
-  const Value fallback = preset != nullptr ? *preset : Value::integer(0);
-  if (v.is_intlike()) return Value::integer(v.as_int());
-  if (v.is(Kind::kFloat)) return std::isfinite(v.as_double()) && std::fabs(v.as_double()) < 9e18 ? Value::integer(static_cast<int64_t>(v.as_double())) : fallback;
-  if (!v.is_string()) return fallback;
-  in.step();
-  const std::string s = trim(v.str().text, nullptr, true, true).bytes;
-  char* end = nullptr;
-  errno = 0;
-  const long long n = strtoll(s.c_str(), &end, 10);
-  if (!s.empty() && *end == '\0' && errno == 0) return Value::integer(n);
-  const double d = strtod(s.c_str(), &end);
-  return !s.empty() && *end == '\0' && std::fabs(d) < 9e18 ? Value::integer(static_cast<int64_t>(d)) : fallback;
-}
-
-Value to_float(Interp& in, const Value& v, const Args& a) {
-  const Value* preset = a.get(0, "default");
+Value float_filter(Interp&, const Value& v, const Args& a) {
   if (v.is_number()) return Value::real(v.as_double());
   if (v.is_string()) {
-    in.step();
-    const std::string s = trim(v.str().text, nullptr, true, true).bytes;
+    const std::string& s = v.bytes();
     char* end = nullptr;
-    const double d = strtod(s.c_str(), &end);
-    if (!s.empty() && *end == '\0') return Value::real(d);
+    const double d = std::strtod(s.c_str(), &end);
+    if (end != s.c_str() && std::string_view(end).find_first_not_of(" \t\r\n") == std::string_view::npos) return Value::real(d);
   }
+  const Value* preset = a.find(0, "default");
   return preset != nullptr ? *preset : Value::real(0);
 }
 
-Value abs_filter(Interp&, const Value& v, const Args&) {
-  if (!v.is_number()) raise("bad operand type for abs()");
-  if (v.is(Kind::kFloat)) return Value::real(std::fabs(v.as_double()));
-  if (v.as_int() == INT64_MIN) raise("an integer goes beyond 64 bits");
-  return Value::integer(std::llabs(v.as_int()));
+Value int_filter(Interp& in, const Value& v, const Args& a) {
+  const Value* preset = a.find(0, "default");
+  const Value otherwise = preset != nullptr ? *preset : Value::integer(0);
+  if (v.is_intlike()) return Value::integer(v.as_int());
+  if (v.is(Kind::kFloat)) return std::fabs(v.as_double()) < 9e18 ? Value::integer(static_cast<int64_t>(v.as_double())) : otherwise;
+  if (!v.is_string()) return otherwise;
+  const int64_t base = int_arg(in, a.find(1, "base"), 10);
+  const Value stripped = strip(in, v, nullptr, Side::kBoth);
+  std::string s = stripped.bytes();
+  if (s.starts_with('+')) s.erase(0, 1);
+  int64_t i = 0;
+  const auto [stop, ec] = std::from_chars(s.data(), s.data() + s.size(), i, static_cast<int>(std::clamp<int64_t>(base, 2, 36)));
+  if (ec == std::errc() && stop == s.data() + s.size()) return Value::integer(i);
+  const Value as_float = float_filter(in, v, {{Value()}, {}});
+  return as_float.is(Kind::kFloat) && std::fabs(as_float.as_double()) < 9e18 ? Value::integer(static_cast<int64_t>(as_float.as_double())) : otherwise;
 }
 
-Value round_filter(Interp&, const Value& v, const Args& a) {
-  if (!v.is_number()) raise("round takes a number");
-  const Value* precision = a.get(0, "precision");
-  const Value* method = a.get(1, "method");
-  const double scale = std::pow(10.0, precision != nullptr ? static_cast<double>(precision->as_int()) : 0);
+Value round_filter(Interp& in, const Value& v, const Args& a) {
+  if (!v.is_number()) in.bad(std::string("cannot round a '") + type_name(v) + "'");
+  const int64_t precision = std::clamp<int64_t>(int_arg(in, a.find(0, "precision"), 0), -20, 20);
+  const Value* method = a.find(1, "method");
   const std::string how = method != nullptr && method->is_string() ? method->bytes() : "common";
-  const double x = v.as_double() * scale;
-  return Value::real((how == "ceil" ? std::ceil(x) : how == "floor" ? std::floor(x) : std::nearbyint(x)) / scale);
+  const double d = v.as_double(), scale = std::pow(10.0, static_cast<double>(precision));
+  if (how == "ceil") return Value::real(std::ceil(d * scale) / scale);
+  if (how == "floor") return Value::real(std::floor(d * scale) / scale);
+  if (how != "common") in.bad("round takes 'common', 'ceil' or 'floor'");
+  if (precision < 0) {
+    const double r = std::nearbyint(d * scale) / scale;
+    return v.is_intlike() && std::fabs(r) < 9e18 ? Value::integer(static_cast<int64_t>(r)) : Value::real(r);
+  }
+  char buf[400];
+  std::snprintf(buf, sizeof buf, "%.*f", static_cast<int>(precision), d);  // rounds the exact value, half to even
+  const double r = std::strtod(buf, nullptr);
+  return v.is_intlike() ? Value::integer(v.as_int()) : Value::real(r);
 }
 
-Value tojson(Interp& in, const Value& v, const Args& a) {
-  const auto named = [&](std::string_view name) { return a.get(SIZE_MAX, name); };
-  JsonStyle style;
-  const Value* indent_by = !a.pos.empty() ? &a.pos[0] : named("indent");
-  if (indent_by != nullptr && indent_by->is_intlike()) {
-    style.indent = static_cast<int>(std::clamp<int64_t>(indent_by->as_int(), 0, 64));
-    style.item_separator = ",";
-  }
-  if (const Value* x = named("ensure_ascii")) style.ascii = x->truthy();
-  if (const Value* x = named("sort_keys")) style.sort_keys = x->truthy();
-  if (const Value* x = named("separators"); x != nullptr && x->is_sequence()) {
-    if (x->seq().items.size() != 2 || !x->seq().items[0].is_string() || !x->seq().items[1].is_string()) raise("separators must be two strings");
-    style.item_separator = x->seq().items[0].bytes();
-    style.key_separator = x->seq().items[1].bytes();
-  }
-  return in.text(to_json(in, v, style));
+Value trim_filter(Interp& in, const Value& v, const Args& a) { return strip(in, in.to_str(v), a.find(0, "chars"), Side::kBoth); }
+Value upper_filter(Interp& in, const Value& v, const Args&) { return map_case(in, in.to_str(v), true); }
+Value lower_filter(Interp& in, const Value& v, const Args&) { return map_case(in, in.to_str(v), false); }
+Value title_filter(Interp& in, const Value& v, const Args&) { return title(in, in.to_str(v), true); }
+Value capitalize_filter(Interp& in, const Value& v, const Args&) { return capitalize(in, in.to_str(v)); }
+
+Value replace_filter(Interp& in, const Value& v, const Args& a) {
+  const Value *from = a.find(0, "old"), *to = a.find(1, "new");
+  if (from == nullptr || to == nullptr) in.bad("replace needs what to replace and by what");
+  return replace(in, in.to_str(v), in.to_str(*from), in.to_str(*to), int_arg(in, a.find(2, "count"), -1));
 }
 
-Value wordcount(Interp& in, const Value& v, const Args&) { return length(in, call_method(in, as_text(in, v), "split", {}), {}); }
-
-Value batch(Interp& in, const Value& v, const Args& a) {
-  const int64_t n = a.need(0, "linecount").as_int();
-  const Value* fill = a.get(1, "fill_with");
-  if (n < 1) raise("batch takes a count above 0");
-  std::vector<Value> rows, row;
-  for (const Value& x : in.items_of(v)) {
-    row.push_back(x);
-    if (static_cast<int64_t>(row.size()) == n) rows.push_back(Value::list(std::exchange(row, {})));
+Value indent_filter(Interp& in, const Value& v, const Args& a) {
+  const Value s = in.to_str(v);
+  const Value* width = a.find(0, "width");
+  const Value *first = a.find(1, "first"), *blank = a.find(2, "blank");
+  Value pad;
+  if (width != nullptr && width->is_string()) {
+    pad = *width;
+  } else {
+    const int64_t n = int_arg(in, width, 4);
+    pad = in.binary(Op::kMul, in.text(" "), Value::integer(n));
   }
-  if (!row.empty()) {
-    while (fill != nullptr && static_cast<int64_t>(row.size()) < std::min<int64_t>(n, 10000)) row.push_back(*fill);
-    rows.push_back(Value::list(std::move(row)));
-  }
-  return generate(in, Value::list(std::move(rows)), [](const Value& x, std::vector<Value>& out) { out.push_back(x); });
-}
-
-Value slice_filter(Interp& in, const Value& v, const Args& a) {
-  const int64_t n = a.need(0, "slices").as_int();
-  const Value* fill = a.get(1, "fill_with");
-  if (n < 1 || n > 10000) raise("slice takes a count from 1 to 10000");
-  const std::vector<Value> items = in.items_of(v);
-  const size_t per = items.size() / static_cast<size_t>(n), more = items.size() % static_cast<size_t>(n);
-  std::vector<Value> rows;
+  const TextBody& t = s.str().text;
+  TextBuilder b;
   size_t at = 0;
-  for (size_t i = 0; i < static_cast<size_t>(n); i++) {
-    const size_t end = at + per + (i < more);
-    std::vector<Value> row(items.begin() + static_cast<std::ptrdiff_t>(at), items.begin() + static_cast<std::ptrdiff_t>(end));
-    if (fill != nullptr && i >= more) row.push_back(*fill);
-    rows.push_back(Value::list(std::move(row)));
-    at = end;
+  for (bool is_first = true; at <= t.bytes.size(); is_first = false) {
+    const size_t end = std::min(t.bytes.find('\n', at), t.bytes.size());
+    const bool wanted = is_first ? first != nullptr && first->truthy() : end > at || (blank != nullptr && blank->truthy());
+    in.step(1 + pad.bytes().size() / 16);
+    if (wanted) b.append(pad.str().text);
+    b.append(t, at, std::min(end + 1, t.bytes.size()));
+    if (b.size() > in.limits().max_output_bytes) in.raise(Code::kExhausted, "an indented text is too long");
+    at = end + 1;
   }
-  return generate(in, Value::list(std::move(rows)), [](const Value& x, std::vector<Value>& out) { out.push_back(x); });
+  return in.make(b);
 }
 
-Value groupby(Interp& in, const Value& v, const Args& a) {
-  const Value& attribute = a.need(0, "attribute");
-  const Value* preset = a.get(1, "default");
-  const auto key = [&](const Value& x) {
-    Value k = along(in, x, attribute);
-    return k.is_undefined() && preset != nullptr ? *preset : k;
-  };
-  std::vector<Value> out;
-  Value current;
-  std::vector<Value> members;
-  for (const Value& x : sorted(in, in.items_of(v), [&](const Value& y) { return sort_key(in, key(y), false); }, false)) {
-    const Value k = key(x);
-    if (!members.empty() && !in.same(sort_key(in, k, false), sort_key(in, current, false))) out.push_back(Value::tuple({current, Value::list(std::exchange(members, {}))}));
-    if (members.empty()) current = k;
-    members.push_back(x);
+Value tojson_filter(Interp& in, const Value& v, const Args& a) {
+  JsonStyle style;
+  const Value *ascii = a.find(0, "ensure_ascii"), *indent = a.find(1, "indent"), *separators = a.find(2, "separators"), *sort = a.find(3, "sort_keys");
+  style.ensure_ascii = ascii != nullptr && ascii->truthy();
+  style.sort_keys = sort != nullptr && sort->truthy();
+  if (indent != nullptr && !indent->is_none()) {
+    style.indent = indent->is_string() ? indent->bytes() : std::string(static_cast<size_t>(std::clamp<int64_t>(int_arg(in, indent, 0), 0, 64)), ' ');
+    style.item_separator = std::string(1, ',');
   }
-  if (!members.empty()) out.push_back(Value::tuple({current, Value::list(std::move(members))}));
-  return Value::list(std::move(out));
+  if (separators != nullptr && !separators->is_none()) {
+    const auto pair = in.iterate(*separators);
+    if (pair.size() != 2) in.bad("separators must be two texts");
+    style.item_separator = string_arg(in, &pair[0], "separators").bytes();
+    style.key_separator = string_arg(in, &pair[1], "separators").bytes();
+  }
+  return in.text(to_json(in, v, style), Origin::kInput);
 }
 
-Value attr(Interp& in, const Value& v, const Args& a) { return in.attribute(v, in.print(a.need(0, "name")).bytes); }
-
-// ---- tests
-
-bool iterable(const Value& v) { return v.is_undefined() || v.is_string() || v.is_sequence() || v.is(Kind::kDict) || v.is(Kind::kGenerator); }
-int64_t whole(const Value& v) {
-  if (!v.is_number()) raise("not a number");
-  return v.is(Kind::kFloat) ? static_cast<int64_t>(v.as_double()) : v.as_int();
+Value wordcount(Interp& in, const Value& v, const Args&) {
+  const std::string s = in.to_str(v).bytes();
+  in.step(s.size() / 4);
+  int64_t n = 0;
+  bool inside = false;
+  for (size_t i = 0; i < s.size(); i += char_bytes(s, i)) {
+    const char32_t c = decode_char(s, i);
+    const bool word = is_alpha(c) || is_numeric(c) || c == '_';
+    n += word && !inside;
+    inside = word;
+  }
+  return Value::integer(n);
 }
 
-using Filters = std::map<std::string_view, FilterFn>;
-using Tests = std::map<std::string_view, TestFn>;
+Value center(Interp& in, const Value& v, const Args& a) {
+  const Value s = in.to_str(v);
+  const int64_t width = int_arg(in, a.find(0, "width"), 80), n = static_cast<int64_t>(s.str().text.n_chars);
+  if (width <= n) return s;
+  const int64_t pad = width - n, left = pad / 2 + (pad & width & 1);
+  const Value space = in.text(" ");
+  return in.binary(Op::kAdd, in.binary(Op::kAdd, in.binary(Op::kMul, space, Value::integer(left)), s),
+                   in.binary(Op::kMul, space, Value::integer(pad - left)));
+}
+
+Value truncate(Interp& in, const Value& v, const Args& a) {
+  const Value s = in.to_str(v);
+  const int64_t length = int_arg(in, a.find(0, "length"), 255), leeway = int_arg(in, a.find(3, "leeway"), 5);
+  const Value *kill = a.find(1, "killwords"), *end_arg = a.find(2, "end");
+  const Value end = end_arg != nullptr ? in.to_str(*end_arg) : in.text("...");
+  const auto n = static_cast<int64_t>(s.str().text.n_chars), n_end = static_cast<int64_t>(end.str().text.n_chars);
+  if (length < n_end || leeway < 0) in.bad("truncate needs a length of at least its end mark");
+  if (n <= length || n - length <= leeway) return s;
+  size_t stop = byte_of_char(s.str().text, static_cast<size_t>(length - n_end));
+  if (kill == nullptr || !kill->truthy()) {
+    if (const size_t blank = s.bytes().substr(0, stop).rfind(' '); blank != std::string::npos) stop = blank;
+  }
+  return in.binary(Op::kAdd, in.slice_text(s, 0, stop), end);
+}
+
+Value urlencode(Interp& in, const Value& v, const Args&) {
+  const Value s = in.to_str(v);
+  in.step(s.bytes().size());
+  std::string out;
+  for (const char c : s.bytes()) {
+    const bool plain = (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c != '\0' && std::string_view("_.-~/").find(c) != std::string_view::npos);
+    char buf[4];
+    std::snprintf(buf, sizeof buf, "%%%02X", static_cast<unsigned>(static_cast<unsigned char>(c)));
+    out += plain ? std::string(1, c) : std::string(buf);
+  }
+  return in.text(out, Origin::kInput);
+}
+
+Value format_filter(Interp& in, const Value& v, const Args& a) {
+  if (a.named.empty()) return format_percent(in, in.to_str(v), in.tuple(a.positional));
+  std::vector<std::pair<Value, Value>> items;
+  for (const auto& [k, x] : a.named) items.emplace_back(in.text(k), x);
+  return format_percent(in, in.to_str(v), in.dict(std::move(items)));
+}
+
+Value attr_filter(Interp& in, const Value& v, const Args& a) {
+  const std::string name = string_arg(in, a.find(0, "name"), "attr").bytes();
+  if (v.is(Kind::kDict) && find_method(v, name) == nullptr) return Value::undefined("'dict object' has no attribute '" + name + "'");
+  return in.attribute(v, name);
+}
+
+constexpr FilterEntry kFilters[] = {
+    {"abs", abs_filter}, {"attr", attr_filter}, {"capitalize", capitalize_filter}, {"center", center}, {"d", default_filter},
+    {"default", default_filter}, {"e", [](Interp& in, const Value& v, const Args&) { return in.escape(v); }},
+    {"escape", [](Interp& in, const Value& v, const Args&) { return in.escape(v); }}, {"float", float_filter}, {"forceescape", forceescape},
+    {"format", format_filter}, {"indent", indent_filter}, {"int", int_filter}, {"lower", lower_filter}, {"replace", replace_filter},
+    {"round", round_filter}, {"safe", safe_filter}, {"string", [](Interp& in, const Value& v, const Args&) { return in.to_str(v); }},
+    {"title", title_filter}, {"tojson", tojson_filter}, {"trim", trim_filter}, {"truncate", truncate}, {"upper", upper_filter},
+    {"urlencode", urlencode}, {"wordcount", wordcount},
+};
 
 }  // namespace
 
 FilterFn find_filter(std::string_view name) {
-  static const Filters kTable{{"length", length}, {"count", length}, {"trim", trim_filter}, {"string", string_filter}, {"default", default_filter}, {"d", default_filter},
-                              {"join", join_filter}, {"upper", text_method<kUpper>}, {"lower", text_method<kLower>}, {"capitalize", text_method<kCapitalize>}, {"title", text_method<kTitle>},
-                              {"replace", text_method<kReplace>}, {"items", items_filter}, {"safe", safe}, {"escape", escape}, {"e", escape}, {"forceescape", force_escape},
-                              {"sort", sort}, {"dictsort", dictsort}, {"list", list_filter}, {"select", select<false, true>}, {"reject", select<false, false>},
-                              {"selectattr", select<true, true>}, {"rejectattr", select<true, false>}, {"map", map}, {"unique", unique}, {"min", extreme<false>}, {"max", extreme<true>},
-                              {"sum", sum}, {"first", first}, {"last", last}, {"reverse", reverse}, {"indent", indent}, {"int", to_int}, {"float", to_float}, {"abs", abs_filter},
-                              {"round", round_filter}, {"tojson", tojson}, {"wordcount", wordcount}, {"batch", batch}, {"slice", slice_filter}, {"groupby", groupby}, {"attr", attr}};
-  const auto at = kTable.find(name);
-  return at == kTable.end() ? nullptr : at->second;
-}
-
-TestFn find_test(std::string_view name) {
-  static const Tests kTable{
-      {"defined", [](Interp&, const Value& v, const Args&) { return !v.is_undefined(); }},
-      {"undefined", [](Interp&, const Value& v, const Args&) { return v.is_undefined(); }},
-      {"none", [](Interp&, const Value& v, const Args&) { return v.is_none(); }},
-      {"boolean", [](Interp&, const Value& v, const Args&) { return v.is(Kind::kBool); }},
-      {"true", [](Interp&, const Value& v, const Args&) { return v.is(Kind::kBool) && v.as_bool(); }},
-      {"false", [](Interp&, const Value& v, const Args&) { return v.is(Kind::kBool) && !v.as_bool(); }},
-      {"integer", [](Interp&, const Value& v, const Args&) { return v.is(Kind::kInt) || v.is(Kind::kBigInt); }},
-      {"float", [](Interp&, const Value& v, const Args&) { return v.is(Kind::kFloat); }},
-      {"number", [](Interp&, const Value& v, const Args&) { return v.is_number() || v.is(Kind::kBigInt); }},
-      {"string", [](Interp&, const Value& v, const Args&) { return v.is_string(); }},
-      {"mapping", [](Interp&, const Value& v, const Args&) { return v.is(Kind::kDict); }},
-      {"iterable", [](Interp&, const Value& v, const Args&) { return iterable(v); }},
-      {"sequence", [](Interp&, const Value& v, const Args&) { return iterable(v) && !v.is(Kind::kGenerator) && !v.is(Kind::kView); }},
-      {"callable", [](Interp&, const Value& v, const Args&) { return v.is(Kind::kCallable) || v.is(Kind::kLoop); }},
-      {"sameas", [](Interp& in, const Value& v, const Args& a) { return v.kind() == a.need(0, "other").kind() && (v.body() ? v.body() == a.pos[0].body() : in.same(v, a.pos[0])); }},
-      {"odd", [](Interp&, const Value& v, const Args&) { return whole(v) % 2 != 0; }},
-      {"even", [](Interp&, const Value& v, const Args&) { return whole(v) % 2 == 0; }},
-      {"divisibleby", [](Interp&, const Value& v, const Args& a) {
-         const int64_t by = whole(a.need(0, "num"));
-         if (by == 0) raise("integer division or modulo by zero");
-         return whole(v) % by == 0;
-       }},
-      {"lower", [](Interp& in, const Value& v, const Args&) { return call_method(in, as_text(in, v), "islower", {}).truthy(); }},
-      {"upper", [](Interp& in, const Value& v, const Args&) { return call_method(in, as_text(in, v), "isupper", {}).truthy(); }},
-      {"in", [](Interp& in, const Value& v, const Args& a) { return in.contains(a.need(0, "seq"), v); }},
-      {"eq", [](Interp& in, const Value& v, const Args& a) { return in.same(v, a.need(0, "other")); }},
-      {"equalto", [](Interp& in, const Value& v, const Args& a) { return in.same(v, a.need(0, "other")); }},
-      {"==", [](Interp& in, const Value& v, const Args& a) { return in.same(v, a.need(0, "other")); }},
-      {"ne", [](Interp& in, const Value& v, const Args& a) { return !in.same(v, a.need(0, "other")); }},
-      {"!=", [](Interp& in, const Value& v, const Args& a) { return !in.same(v, a.need(0, "other")); }},
-      {"lt", [](Interp& in, const Value& v, const Args& a) { return in.compare(v, a.need(0, "other")) < 0; }},
-      {"lessthan", [](Interp& in, const Value& v, const Args& a) { return in.compare(v, a.need(0, "other")) < 0; }},
-      {"<", [](Interp& in, const Value& v, const Args& a) { return in.compare(v, a.need(0, "other")) < 0; }},
-      {"le", [](Interp& in, const Value& v, const Args& a) { return in.compare(v, a.need(0, "other")) <= 0; }},
-      {"<=", [](Interp& in, const Value& v, const Args& a) { return in.compare(v, a.need(0, "other")) <= 0; }},
-      {"gt", [](Interp& in, const Value& v, const Args& a) { return in.compare(v, a.need(0, "other")) > 0; }},
-      {"greaterthan", [](Interp& in, const Value& v, const Args& a) { return in.compare(v, a.need(0, "other")) > 0; }},
-      {">", [](Interp& in, const Value& v, const Args& a) { return in.compare(v, a.need(0, "other")) > 0; }},
-      {"ge", [](Interp& in, const Value& v, const Args& a) { return in.compare(v, a.need(0, "other")) >= 0; }},
-      {">=", [](Interp& in, const Value& v, const Args& a) { return in.compare(v, a.need(0, "other")) >= 0; }},
-      {"filter", [](Interp&, const Value& v, const Args&) { return v.is_string() && find_filter(v.bytes()) != nullptr; }},
-      {"test", [](Interp&, const Value& v, const Args&) { return v.is_string() && find_test(v.bytes()) != nullptr; }},
-      {"escaped", [](Interp&, const Value& v, const Args&) { return v.is_string() && v.str().safe; }},
-  };
-  const auto at = kTable.find(name);
-  return at == kTable.end() ? nullptr : at->second;
+  for (const FilterEntry& f : kFilters) {
+    if (f.name == name) return f.fn;
+  }
+  return find_sequence_filter(name);
 }
 
 }  // namespace carrel::jinja

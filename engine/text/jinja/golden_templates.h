@@ -1,4 +1,5 @@
-// Holds the template engine against published chat templates: a folder as golden/text/templates. Threads: none of its own.
+// Holds the template engine against published templates: a folder as golden/text/templates. What `carrel golden` prints and tests assert.
+// Threads: none of its own.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -7,14 +8,18 @@
 #include "base/env.h"
 #include "base/error.h"
 
-namespace carrel::jinja {
+namespace carrel {
 
 struct GoldenTemplateReport {
-  int64_t n_cases = 0, n_cases_failed = 0, n_micro = 0, n_micro_failed = 0;
-  std::vector<std::string> failures;  // the first few
+  int64_t n_cases = 0, n_cases_failed = 0;  // cases.jsonl, rendered with the variables as they are
+  int64_t n_micro = 0, n_micro_failed = 0;  // micro.jsonl
+  int64_t n_chat = 0, n_chat_failed = 0;    // cases.jsonl through ChatTemplate, where its preparation gives a known answer
+  int64_t n_lenient = 0;                    // rendered, where the reference fails
+  std::vector<std::string> failures;        // the first few
 };
 
-/// cases.jsonl: every template with every conversation, its text or its own error. micro.jsonl: one feature each.
 Result<GoldenTemplateReport> check_templates(Env* env, const std::string& dir);
+/// Only small templates: the first line of the file has the variables, every other one a template and what it gives.
+Result<GoldenTemplateReport> check_micro_templates(Env* env, const std::string& file);
 
-}  // namespace carrel::jinja
+}  // namespace carrel

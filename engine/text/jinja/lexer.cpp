@@ -74,7 +74,7 @@ class Lexer {
     const size_t newline = text.rfind('\n');
     const size_t line_begin = newline == std::string_view::npos ? 0 : newline + 1;
     if (line_begin == 0 && !line_starting_) return std::string(text);
-    return std::string(stripped_end(text) <= line_begin ? text.substr(0, line_begin) : text);
+    return std::string(text.substr(0, stripped_end(text) <= line_begin ? line_begin : text.size()));
   }
 
   void push_text(std::string text) {

@@ -1,226 +1,234 @@
-// Values as text: str() and repr() of Python, json.dumps, HTML escapes, white space.
-#include <algorithm>
+// str(), repr() and json.dumps of values, as Python writes them. See interp.h.
 #include <cmath>
+#include <cstdio>
+#include <list>
 
 #include "engine/text/jinja/interp.h"
 
 namespace carrel::jinja {
 namespace {
 
-constexpr Origin kT = Origin::kTemplate;
-
-/// A Python string literal; what is inside keeps its origin.
-void repr_text(const TextBody& t, TextBuilder& out) {
-  const bool single = t.bytes.find('\'') != std::string::npos && t.bytes.find('"') == std::string::npos;
-  const char quote = single ? '"' : '\'';
-  out.append(std::string_view(&quote, 1), kT);
-  for (size_t i = 0; i < t.bytes.size();) {
-    const size_t n = char_bytes(t.bytes, i);
-    const char32_t c = decode_char(t.bytes, i);
-    char escaped[16] = {};
-    if (c == static_cast<char32_t>(quote) || c == '\\') snprintf(escaped, sizeof escaped, "\\%c", static_cast<char>(c));
-    else if (c == '\n') snprintf(escaped, sizeof escaped, "\\n");
-    else if (c == '\r') snprintf(escaped, sizeof escaped, "\\r");
-    else if (c == '\t') snprintf(escaped, sizeof escaped, "\\t");
-    else if (c < 0x20 || c == 0x7F || (c < 0x100 && !is_printable(c))) snprintf(escaped, sizeof escaped, "\\x%02x", static_cast<unsigned>(c));
-    else if (c < 0x10000 && !is_printable(c)) snprintf(escaped, sizeof escaped, "\\u%04x", static_cast<unsigned>(c));
-    else if (!is_printable(c)) snprintf(escaped, sizeof escaped, "\\U%08x", static_cast<unsigned>(c));
-    if (escaped[0] != 0) out.append(escaped, origin_at(t, i));
-    else out.append(t, i, i + n);
-    i += n;
-  }
-  out.append(std::string_view(&quote, 1), kT);
+std::string hex(const char* format, uint32_t c) {
+  char buf[16];
+  std::snprintf(buf, sizeof buf, format, c);
+  return buf;
 }
 
-void json_text(const TextBody& t, bool ascii, TextBuilder& out) {
-  out.append("\"", kT);
-  for (size_t i = 0; i < t.bytes.size();) {
-    const size_t n = char_bytes(t.bytes, i);
-    const char32_t c = decode_char(t.bytes, i);
-    char escaped[16] = {};
-    if (c == '"' || c == '\\') snprintf(escaped, sizeof escaped, "\\%c", static_cast<char>(c));
-    else if (c == '\n') snprintf(escaped, sizeof escaped, "\\n");
-    else if (c == '\r') snprintf(escaped, sizeof escaped, "\\r");
-    else if (c == '\t') snprintf(escaped, sizeof escaped, "\\t");
-    else if (c == '\b') snprintf(escaped, sizeof escaped, "\\b");
-    else if (c == '\f') snprintf(escaped, sizeof escaped, "\\f");
-    else if (c < 0x20 || (ascii && c >= 0x7F && c < 0x10000)) snprintf(escaped, sizeof escaped, "\\u%04x", static_cast<unsigned>(c));
-    else if (ascii && c >= 0x10000) snprintf(escaped, sizeof escaped, "\\u%04x\\u%04x", static_cast<unsigned>(0xD800 + ((c - 0x10000) >> 10)), static_cast<unsigned>(0xDC00 + ((c - 0x10000) & 0x3FF)));
-    if (escaped[0] != 0) out.append(escaped, origin_at(t, i));
-    else out.append(t, i, i + n);
-    i += n;
-  }
-  out.append("\"", kT);
-}
-
-class Json {
- public:
-  Json(Interp& in, const JsonStyle& style) : in_(in), style_(style) {}
-
-  void write(const Value& v, int level, TextBuilder& out) {
-    in_.step();
-    if (out.size() > in_.limits().max_output_bytes) raise(Code::kExhausted, "tojson makes too large a text");
-    switch (v.kind()) {
-      case Kind::kNone: return out.append("null", kT);
-      case Kind::kBool: return out.append(v.as_bool() ? "true" : "false", kT);
-      case Kind::kInt: return out.append(std::to_string(v.as_int()), kT);
-      case Kind::kBigInt: return out.append(static_cast<const Str&>(*v.body()).text.bytes, kT);
-      case Kind::kFloat: return out.append(std::isnan(v.as_double()) ? "NaN" : std::isinf(v.as_double()) ? (v.as_double() > 0 ? "Infinity" : "-Infinity") : float_repr(v.as_double()), kT);
-      case Kind::kString: return json_text(v.str().text, style_.ascii, out);
-      case Kind::kList:
-      case Kind::kTuple: {
-        const auto& items = v.seq().items;
-        out.append("[", kT);
-        for (size_t i = 0; i < items.size(); i++) {
-          separate(i, level + 1, out);
-          write(items[i], level + 1, out);
-        }
-        return close(items.empty(), level, "]", out);
-      }
-      case Kind::kDict: {
-        auto items = v.dict().items;
-        in_.step(items.size());
-        if (style_.sort_keys) std::stable_sort(items.begin(), items.end(), [&](const auto& a, const auto& b) { return in_.compare(a.first, b.first) < 0; });
-        out.append("{", kT);
-        for (size_t i = 0; i < items.size(); i++) {
-          separate(i, level + 1, out);
-          key(items[i].first, out);
-          out.append(style_.key_separator, kT);
-          write(items[i].second, level + 1, out);
-        }
-        return close(items.empty(), level, "}", out);
-      }
-      default: raise("Object of type " + std::string(type_name(v)) + " is not JSON serializable");
+std::string repr_string(const std::string& s) {
+  const char quote = s.find('\'') != std::string::npos && s.find('"') == std::string::npos ? '"' : '\'';
+  std::string out(1, quote);
+  for (size_t i = 0, n = 0; i < s.size(); i += n) {
+    n = char_bytes(s, i);
+    const char32_t c = decode_char(s, i);
+    if (c == U'\\' || c == static_cast<char32_t>(quote)) {
+      out += '\\';
+      out += static_cast<char>(c);
+    } else if (c == U'\n') {
+      out += "\\n";
+    } else if (c == U'\r') {
+      out += "\\r";
+    } else if (c == U'\t') {
+      out += "\\t";
+    } else if (is_printable(c)) {
+      out.append(s, i, n);
+    } else {
+      out += hex(c < 0x100 ? "\\x%02x" : c < 0x10000 ? "\\u%04x" : "\\U%08x", static_cast<uint32_t>(c));
     }
+  }
+  return out + quote;
+}
+
+void check_text(Interp& in, const std::string& s) {
+  if (s.size() > in.limits().max_output_bytes) in.raise(Code::kExhausted, "a printed value is too long");
+}
+
+class JsonWriter {
+ public:
+  JsonWriter(Interp& in, const JsonStyle& style) : in_(in), style_(style) {}
+
+  std::string write(const Value& v) {
+    value(v, 0);
+    return std::move(out_);
   }
 
  private:
-  void key(const Value& k, TextBuilder& out) {
-    if (k.is_string()) return json_text(k.str().text, style_.ascii, out);
-    TextBuilder b;
-    write(k, 0, b);
-    const TextBody t = b.take();
-    out.append("\"", kT);
-    out.append(t);
-    out.append("\"", kT);
+  void value(const Value& v, size_t level) {
+    const Interp::Level guard(in_);
+    in_.step();
+    check_text(in_, out_);
+    switch (v.kind()) {
+      case Kind::kNone: out_ += "null"; break;
+      case Kind::kBool: out_ += v.as_bool() ? "true" : "false"; break;
+      case Kind::kInt: out_ += std::to_string(v.as_int()); break;
+      case Kind::kBigInt: out_ += v.bytes(); break;
+      case Kind::kFloat: out_ += number(v.as_double()); break;
+      case Kind::kString: string(v.bytes()); break;
+      case Kind::kList:
+      case Kind::kTuple: array(v.seq().items, level); break;
+      case Kind::kDict: object(v.dict(), level); break;
+      default: in_.bad(std::string("Object of type ") + type_name(v) + " is not JSON serializable");
+    }
   }
-  void separate(size_t i, int level, TextBuilder& out) {
-    if (i > 0) out.append(style_.item_separator, kT);
-    if (style_.indent >= 0) out.append("\n" + std::string(static_cast<size_t>(style_.indent * level), ' '), kT);
+
+  static std::string number(double d) { return std::isnan(d) ? "NaN" : std::isinf(d) ? (d < 0 ? "-Infinity" : "Infinity") : float_repr(d); }
+
+  void string(const std::string& s) {
+    in_.step(s.size() / 16);
+    out_ += '"';
+    for (size_t i = 0, n = 0; i < s.size(); i += n) {
+      n = char_bytes(s, i);
+      const char32_t c = decode_char(s, i);
+      constexpr std::string_view kFrom = "\"\\\b\f\n\r\t", kTo = "\"\\bfnrt";
+      if (const size_t k = c < 0x80 ? kFrom.find(static_cast<char>(c)) : std::string_view::npos; k != std::string_view::npos) {
+        out_ += '\\';
+        out_ += kTo[k];
+      } else if (c < 0x20 || (style_.ensure_ascii && c >= 0x7F && c < 0x10000)) {
+        out_ += hex("\\u%04x", static_cast<uint32_t>(c));
+      } else if (style_.ensure_ascii && c >= 0x10000) {
+        out_ += hex("\\u%04x", static_cast<uint32_t>(0xD800 + ((c - 0x10000) >> 10)));
+        out_ += hex("\\u%04x", static_cast<uint32_t>(0xDC00 + ((c - 0x10000) & 0x3FF)));
+      } else {
+        out_.append(s, i, n);
+      }
+    }
+    out_ += '"';
   }
-  void close(bool empty, int level, const char* bracket, TextBuilder& out) {
-    if (style_.indent >= 0 && !empty) out.append("\n" + std::string(static_cast<size_t>(style_.indent * level), ' '), kT);
-    out.append(bracket, kT);
+
+  void line(size_t level) {
+    if (!style_.indent) return;
+    out_ += '\n';
+    in_.step(1 + level * style_.indent->size() / 16);
+    for (size_t i = 0; i < level; ++i) out_ += *style_.indent;
+  }
+
+  void array(const std::vector<Value>& items, size_t level) {
+    out_ += '[';
+    for (size_t i = 0; i < items.size(); ++i) {
+      if (i > 0) out_ += style_.item_separator;
+      line(level + 1);
+      value(items[i], level + 1);
+    }
+    if (!items.empty()) line(level);
+    out_ += ']';
+  }
+
+  void key(const Value& k) {
+    switch (k.kind()) {
+      case Kind::kString: return string(k.bytes());
+      case Kind::kNone: return string("null");
+      case Kind::kBool: return string(k.as_bool() ? "true" : "false");
+      case Kind::kInt: return string(std::to_string(k.as_int()));
+      case Kind::kBigInt: return string(k.bytes());
+      case Kind::kFloat: return string(number(k.as_double()));
+      default: in_.bad(std::string("keys must be str, int, float, bool or None, not ") + type_name(k));
+    }
+  }
+
+  void object(const Dict& d, size_t level) {
+    std::list<const std::pair<Value, Value>*> order;
+    for (const auto& kv : d.items) order.push_back(&kv);
+    if (style_.sort_keys) {
+      order.sort([&](const auto* a, const auto* b) { return in_.compare(a->first, b->first) < 0; });
+    }
+    out_ += '{';
+    bool first = true;
+    for (const auto* kv : order) {
+      if (!std::exchange(first, false)) out_ += style_.item_separator;
+      line(level + 1);
+      key(kv->first);
+      out_ += style_.key_separator;
+      value(kv->second, level + 1);
+    }
+    if (!order.empty()) line(level);
+    out_ += '}';
   }
 
   Interp& in_;
   const JsonStyle& style_;
+  std::string out_;
 };
 
 }  // namespace
 
-TextBody to_json(Interp& in, const Value& v, const JsonStyle& style) {
-  TextBuilder out;
-  Json(in, style).write(v, 0, out);
-  return out.take();
-}
+std::string to_json(Interp& in, const Value& v, const JsonStyle& style) { return JsonWriter(in, style).write(v); }
 
-TextBody Interp::print(const Value& v) {
-  if (v.is_string()) return v.str().text;
-  if (v.is_undefined()) return {};
-  return repr(v);
-}
-
-TextBody Interp::repr(const Value& v, uint32_t depth) {
+std::string Interp::repr(const Value& v) {
+  const Level level(*this);
   step();
-  TextBuilder out;
-  const auto sequence = [&](const std::vector<Value>& items) {
-    for (size_t i = 0; i < items.size(); i++) {
-      if (i > 0) out.append(", ", kT);
-      out.append(repr(items[i], depth + 1));
-      if (out.size() > limits_.max_output_bytes) raise(Code::kExhausted, "a printed value is too large");
+  const auto items_of = [&](const std::vector<Value>& items) {
+    std::string out;
+    for (size_t i = 0; i < items.size(); ++i) {
+      if (i > 0) out += ", ";
+      out += repr(items[i]);
+      check_text(*this, out);
     }
+    return out;
   };
   switch (v.kind()) {
-    case Kind::kUndefined: out.append("Undefined", kT); break;
-    case Kind::kNone: out.append("None", kT); break;
-    case Kind::kBool: out.append(v.as_bool() ? "True" : "False", kT); break;
-    case Kind::kInt: out.append(std::to_string(v.as_int()), kT); break;
-    case Kind::kBigInt: out.append(static_cast<const Str&>(*v.body()).text.bytes, kT); break;
-    case Kind::kFloat: out.append(float_repr(v.as_double()), kT); break;
-    case Kind::kString: repr_text(v.str().text, out); break;
-    case Kind::kRange: out.append(v.seq().label, kT); break;
-    case Kind::kView:
-      out.append(v.seq().label + "([", kT);
-      sequence(v.seq().items);
-      out.append("])", kT);
-      break;
-    case Kind::kList:
-      out.append("[", kT);
-      sequence(v.seq().items);
-      out.append("]", kT);
-      break;
-    case Kind::kTuple:
-      out.append("(", kT);
-      sequence(v.seq().items);
-      out.append(v.seq().items.size() == 1 ? ",)" : ")", kT);
-      break;
+    case Kind::kUndefined: return "Undefined";
+    case Kind::kNone: return "None";
+    case Kind::kBool: return v.as_bool() ? "True" : "False";
+    case Kind::kInt: return std::to_string(v.as_int());
+    case Kind::kBigInt: return v.bytes();
+    case Kind::kFloat: return float_repr(v.as_double());
+    case Kind::kString:
+      step(v.bytes().size() / 16);
+      return v.str().safe ? "Markup(" + repr_string(v.bytes()) + ")" : repr_string(v.bytes());
+    case Kind::kList: return "[" + items_of(v.seq().items) + "]";
+    case Kind::kTuple: return "(" + items_of(v.seq().items) + (v.seq().items.size() == 1 ? ",)" : ")");
+    case Kind::kView: return v.seq().label + "([" + items_of(v.seq().items) + "])";
+    case Kind::kRange: return v.seq().label;
     case Kind::kDict: {
-      out.append("{", kT);
-      bool first = true;
-      for (const auto& [k, x] : v.dict().items) {
-        if (!std::exchange(first, false)) out.append(", ", kT);
-        out.append(repr(k, depth + 1));
-        out.append(": ", kT);
-        out.append(repr(x, depth + 1));
-        if (out.size() > limits_.max_output_bytes) raise(Code::kExhausted, "a printed value is too large");
+      std::string out = "{";
+      for (const auto& [k, item] : v.dict().items) {
+        if (out.size() > 1) out += ", ";
+        out += repr(k) + ": " + repr(item);
+        check_text(*this, out);
       }
-      out.append("}", kT);
-      break;
+      return out + "}";
     }
-    case Kind::kNamespace: out.append("<Namespace>", kT); break;
-    case Kind::kGenerator: out.append("<generator object>", kT); break;
-    case Kind::kCallable: out.append("<" + static_cast<const Callable&>(*v.body()).name + ">", kT); break;
-    case Kind::kLoop: out.append("<LoopContext>", kT); break;
+    default: return std::string("<") + type_name(v) + ">";
   }
-  return out.take();
 }
 
-TextBody escape_html(const TextBody& t) {
-  TextBuilder out;
-  for (size_t i = 0; i < t.bytes.size(); i++) {
-    const char* with = nullptr;
-    switch (t.bytes[i]) {
-      case '&': with = "&amp;"; break;
-      case '<': with = "&lt;"; break;
-      case '>': with = "&gt;"; break;
-      case '"': with = "&#34;"; break;
-      case '\'': with = "&#39;"; break;
-      default: break;
-    }
-    if (with != nullptr) out.append(with, origin_at(t, i));
-    else out.append(t, i, i + 1);
+void Interp::append_str(TextBuilder& b, const Value& v) {
+  switch (v.kind()) {
+    case Kind::kUndefined: return;
+    case Kind::kString:
+      step(v.bytes().size() / 16);
+      b.append(v.str().text);
+      return;
+    case Kind::kNone:
+    case Kind::kBool:
+    case Kind::kInt:
+    case Kind::kFloat: b.append(repr(v), Origin::kTemplate); return;
+    default: b.append(repr(v), Origin::kInput);  // holds whatever the request put in
   }
-  TextBody body = out.take();
-  body.n_chars = count_chars(body.bytes);  // characters may have been appended byte by byte
-  return body;
 }
 
-TextBody trim(const TextBody& t, const TextBody* chars, bool left, bool right) {
-  const auto drop = [&](size_t at, size_t n) {
-    return chars == nullptr ? is_space(decode_char(t.bytes, at)) : chars->bytes.find(t.bytes.substr(at, n)) != std::string::npos;
-  };
-  size_t begin = 0, end = t.bytes.size();
-  while (left && begin < end && drop(begin, char_bytes(t.bytes, begin))) begin += char_bytes(t.bytes, begin);
-  while (right && end > begin) {
-    size_t at = end - 1;
-    while (at > begin && (static_cast<unsigned char>(t.bytes[at]) & 0xC0) == 0x80) at--;
-    if (!drop(at, end - at)) break;
-    end = at;
+Value Interp::to_str(const Value& v) {
+  if (v.is_string()) return v;
+  TextBuilder b;
+  append_str(b, v);
+  return make(b);
+}
+
+Value Interp::escape(const Value& v) {
+  const Value s = to_str(v);
+  if (s.str().safe) return s;
+  TextBuilder b;
+  const TextBody& t = s.str().text;
+  size_t done = 0;
+  for (size_t i = 0; i < t.bytes.size(); ++i) {
+    const char c = t.bytes[i];
+    const char* to = c == '&' ? "&amp;" : c == '<' ? "&lt;" : c == '>' ? "&gt;" : c == '\'' ? "&#39;" : c == '"' ? "&#34;" : nullptr;
+    if (to == nullptr) continue;
+    b.append(t, done, i);
+    b.append(to, origin_at(t, i));
+    done = i + 1;
   }
-  TextBuilder out;
-  out.append(t, begin, end);
-  return out.take();
+  b.append(t, done, t.bytes.size());
+  return make(b, true);
 }
 
 }  // namespace carrel::jinja

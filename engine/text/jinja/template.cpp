@@ -1,4 +1,7 @@
+// The edge of the folder: exceptions of a render become Errors here.
 #include "engine/text/jinja/template.h"
+
+#include <new>
 
 #include "engine/text/jinja/interp.h"
 #include "engine/text/jinja/parser.h"
@@ -6,23 +9,23 @@
 namespace carrel::jinja {
 
 Result<Template> Template::parse(std::string_view source, const ParseLimits& limits) {
-  if (source.size() > limits.max_source_bytes) return fail(Code::kExhausted, "the template is larger than " + std::to_string(limits.max_source_bytes) + " bytes");
-  if (!valid_utf8(source)) return fail(Code::kInvalidArgument, "the template is not UTF-8");
-  CARREL_ASSIGN(auto program, parse_program(source, limits));
+  CARREL_ASSIGN(std::shared_ptr<const Program> program, parse_program(source, limits));
   return Template(std::move(program));
+}
+
+Result<std::string> Template::render(const Value& variables, const RenderLimits& limits, const Clock& clock) const {
+  CARREL_ASSIGN(TextBody text, render_marked(variables, limits, clock));
+  return std::move(text.bytes);
 }
 
 Result<TextBody> Template::render_marked(const Value& variables, const RenderLimits& limits, const Clock& clock) const {
   try {
-    return Interp(*program_, variables, limits, clock).run();
-  } catch (Raise& r) {
-    return std::unexpected(std::move(r.error));
+    return Interp(*program_, limits, clock).run(variables);
+  } catch (RenderError& e) {
+    return std::unexpected(std::move(e.error));
+  } catch (const std::bad_alloc&) {
+    return fail(Code::kExhausted, "there is not enough memory to render the template");
   }
-}
-
-Result<std::string> Template::render(const Value& variables, const RenderLimits& limits, const Clock& clock) const {
-  CARREL_ASSIGN(TextBody body, render_marked(variables, limits, clock));
-  return std::move(body.bytes);
 }
 
 }  // namespace carrel::jinja

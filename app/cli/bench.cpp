@@ -1,0 +1,188 @@
+// Figures beside their bounds, taken in one run: decode against read bandwidth, prefill against the instruction path's peak, prefix reuse against cold.
+#include <algorithm>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "app/cli/cli.h"
+#include "app/lifecycle/engine_room.h"
+#include "base/log.h"
+#include "engine/model/plain_state.h"
+#include "kernels/cpu/peak.h"
+
+namespace carrel {
+namespace {
+
+using Json = nlohmann::ordered_json;
+constexpr int kRounds = 5;
+constexpr double kDecodeBar = 0.6, kPrefillBar = 0.4, kPrefixBar = 0.5;
+
+double median(std::vector<double> v) {
+  std::sort(v.begin(), v.end());
+  return v[v.size() / 2];
+}
+
+double seconds_of(Env* env, const std::function<void()>& f) {
+  const int64_t start = env->mono_ns();
+  f();
+  return static_cast<double>(env->mono_ns() - start) / 1e9;
+}
+
+/// Token ids that a prompt could have: spread over the vocabulary, no control tokens.
+std::vector<int32_t> plain_tokens(const Model& model, size_t n) {
+  std::vector<int32_t> ids;
+  uint32_t x = 12345;
+  while (ids.size() < n) {
+    x = x * 1664525u + 1013904223u;
+    const int32_t id = static_cast<int32_t>(x % static_cast<uint32_t>(model.graph().vocab));
+    if (!model.tokenizer().is_special(id) && !model.tokenizer().is_end(id)) ids.push_back(id);
+  }
+  return ids;
+}
+
+/// Multiply-adds of all linear layers for one token, the head left out (prefill computes it once).
+double linear_macs(const Graph& graph) {
+  double macs = 0;
+  for (const Node& n : graph.nodes) {
+    if (const auto* l = std::get_if<node::Linear>(&n); l != nullptr && l->y != graph.logits) macs += static_cast<double>(l->w.n_rows) * static_cast<double>(l->w.n_cols);
+    if (const auto* e = std::get_if<node::Experts>(&n); e != nullptr && !e->experts.empty())
+      for (const Matrix* m : {&e->experts[0].gate, &e->experts[0].up, &e->experts[0].down}) macs += e->top_k * static_cast<double>(m->n_rows) * static_cast<double>(m->n_cols);
+  }
+  return macs;
+}
+
+Result<Json> decode(Env* env, Model& model, int64_t n_tokens) {
+  const int n = static_cast<int>(n_tokens > 0 ? n_tokens : 64);
+  GraphRunner runner(&model.graph(), &model.ops(), 128);
+  const std::vector<int32_t> ids = plain_tokens(model, 16 + static_cast<size_t>(n));
+  std::vector<double> rates, shares, bounds;
+  for (int round = 0; round < kRounds; round++) {
+    PlainSequence sequence(&model.graph().state);
+    const int32_t last = 15, first = 0;
+    runner.run(sequence.begin(std::span(ids).first(16), std::span(&last, 1)));
+    sequence.commit();
+    const double spent = seconds_of(env, [&] {
+      for (int i = 0; i < n; i++) {
+        runner.run(sequence.begin(std::span(ids).subspan(16 + static_cast<size_t>(i), 1), std::span(&first, 1)));
+        sequence.commit();
+      }
+    });
+    CARREL_ASSIGN(const double bandwidth, cpu::read_bandwidth(env, model.team(), size_t{256} << 20));
+    const double rate = n / spent, bound = bandwidth / static_cast<double>(model.file_bytes());
+    rates.push_back(rate), bounds.push_back(bound), shares.push_back(rate / bound);
+  }
+  return Json{{"bench", "decode"}, {"tokens_per_s", median(rates)}, {"bound_tokens_per_s", median(bounds)}, {"bound", "measured read bandwidth / bytes of the file's tensors"}, {"share_of_bound", median(shares)}, {"bar", kDecodeBar}};
+}
+
+Result<Json> prefill(Env* env, Model& model, int64_t n_tokens) {
+  const size_t n = n_tokens > 0 ? static_cast<size_t>(n_tokens) : 512;
+  GraphRunner runner(&model.graph(), &model.ops(), 512);
+  const std::vector<int32_t> ids = plain_tokens(model, n);
+  std::vector<double> rates, shares, bounds;
+  for (int round = 0; round <= kRounds; round++) {
+    PlainSequence sequence(&model.graph().state);
+    const double spent = seconds_of(env, [&] {
+      for (size_t at = 0; at < n; at += 512) {
+        const size_t m = std::min<size_t>(512, n - at);
+        const int32_t last = static_cast<int32_t>(m) - 1;
+        runner.run(sequence.begin(std::span(ids).subspan(at, m), std::span(&last, at + m == n ? 1u : 0u)));
+        sequence.commit();
+      }
+    });
+    if (round == 0) continue;  // warm-up: buffers grow
+    const bool integers = model.op_set() == "fast" && model.file_bytes() < 2 * static_cast<int64_t>(linear_macs(model.graph()));
+    const double peak = integers ? cpu::int8_dot_peak(env, model.team(), cpu::best_path()) : cpu::f32_fma_peak(env, model.team(), cpu::best_path());
+    const double rate = static_cast<double>(n) / spent, bound = peak / (2 * linear_macs(model.graph()));
+    rates.push_back(rate), bounds.push_back(bound), shares.push_back(rate / bound);
+  }
+  return Json{{"bench", "prefill"}, {"prompt_tokens", n}, {"tokens_per_s", median(rates)}, {"bound_tokens_per_s", median(bounds)}, {"bound", "measured peak of the instruction path / operations of the linear layers"},
+              {"share_of_bound", median(shares)}, {"bar", kPrefillBar}};
+}
+
+struct Asked {
+  EngineUsage usage;
+  std::vector<float> logprobs;
+};
+
+Result<Asked> ask(Engine& engine, std::vector<int32_t> prompt, bool reuse) {
+  Request r;
+  r.id = "bench";
+  r.tenant = r.namespace_id = "bench";
+  r.prompt = std::move(prompt);
+  r.sampling.temperature = 0;
+  r.sampling.n_logprobs = 5;
+  r.max_new_tokens = 8;
+  r.ignore_end = true;
+  r.reuse = r.store = reuse;
+  CARREL_ASSIGN(auto stream, engine.submit(std::move(r)));
+  Asked out;
+  for (;;) {
+    auto event = stream->next(1000);
+    if (!event) continue;
+    if (const Delta* d = std::get_if<Delta>(&*event)) {
+      for (const TokenInfo& t : d->tokens) {
+        out.logprobs.push_back(t.logprob);
+        for (const TokenLogprob& o : t.top) out.logprobs.push_back(o.logprob);
+      }
+      continue;
+    }
+    const Finish& f = std::get<Finish>(*event);
+    if (f.reason == FinishReason::kError) return std::unexpected(f.error);
+    out.usage = f.usage;
+    return out;
+  }
+}
+
+Result<Json> prefix(Engine& engine, int64_t n_tokens) {
+  const Model& model = engine.model();
+  const size_t n = n_tokens > 0 ? static_cast<size_t>(n_tokens) : std::min<size_t>(2000, static_cast<size_t>(model.graph().max_positions) - 64);
+  std::vector<double> ratios, warm_ms, cold_ms;
+  bool equal = true;
+  int64_t nominal = 0, effective = 0;
+  for (int round = 0; round < kRounds; round++) {
+    std::vector<int32_t> document = plain_tokens(model, n + static_cast<size_t>(round) * 7);
+    document.erase(document.begin(), document.begin() + round * 7);  // another document each round
+    std::vector<int32_t> second = document;
+    const std::vector<int32_t> questions = plain_tokens(model, 48);
+    document.insert(document.end(), questions.begin(), questions.begin() + 16);
+    second.insert(second.end(), questions.begin() + 20, questions.begin() + 36);
+    CARREL_ASSIGN(const Asked first, ask(engine, document, true));
+    CARREL_ASSIGN(const Asked warm, ask(engine, second, true));
+    CARREL_ASSIGN(const Asked cold, ask(engine, second, false));
+    equal = equal && warm.logprobs == cold.logprobs;
+    nominal = warm.usage.match.nominal, effective = warm.usage.match.effective;
+    warm_ms.push_back(static_cast<double>(warm.usage.ttft_ns) / 1e6);
+    cold_ms.push_back(static_cast<double>(cold.usage.ttft_ns) / 1e6);
+    ratios.push_back(warm_ms.back() / cold_ms.back());
+  }
+  const double bound = static_cast<double>(n + 16 - static_cast<size_t>(effective)) / static_cast<double>(n + 16);
+  return Json{{"bench", "prefix"}, {"prompt_tokens", n + 16}, {"nominal", nominal}, {"effective", effective}, {"logprobs_equal_cold", equal}, {"ttft_warm_ms", median(warm_ms)}, {"ttft_cold_ms", median(cold_ms)},
+              {"ttft_ratio", median(ratios)}, {"bound", bound}, {"share_of_bound", bound / median(ratios)}, {"bar", kPrefixBar}};
+}
+
+}  // namespace
+
+int cmd_bench(const BenchArgs& args) {
+  log_setup("warn", LogFormat::kText);
+  std::map<std::string, std::string> flags;
+  if (!args.model.empty()) flags["model.path"] = args.model;
+  if (!args.ops.empty()) flags["devices.ops"] = args.ops;
+  if (args.threads > 0) flags["devices.threads"] = std::to_string(args.threads);
+  auto room = open_engine_room(Env::real(), args.common.data_dir, "", flags);
+  if (!room) return report(room.error());
+  Model& model = *room->model;
+  auto figure = args.what == "decode" ? decode(Env::real(), model, args.tokens) : args.what == "prefill" ? prefill(Env::real(), model, args.tokens) : prefix(*room->engine, args.tokens);
+  if (!figure) return report(figure.error());
+  (*figure)["model"] = model.name();
+  (*figure)["ops"] = model.op_set();
+  (*figure)["threads"] = model.team().size();
+  const bool met = (*figure)["share_of_bound"].get<double>() >= (*figure)["bar"].get<double>() && figure->value("logprobs_equal_cold", true);
+  (*figure)["met"] = met;
+  if (args.common.json) {
+    std::printf("%s\n", figure->dump(2).c_str());
+  } else {
+    for (const auto& [key, value] : figure->items()) std::printf("%-22s %s\n", key.c_str(), value.is_string() ? value.get<std::string>().c_str() : value.dump().c_str());
+  }
+  return met ? 0 : 1;
+}
+
+}  // namespace carrel
