@@ -75,10 +75,9 @@ Result<const TensorInfo*> find_for(const ModelSource& source, const MatrixReques
   const bool rows_fit = n % r.n_cols == 0 && r.n_rows <= n / r.n_cols && r.row_begin <= n / r.n_cols - r.n_rows;
   const bool cols_fit = t->shape.size() < 2 || t->shape.back() == r.n_cols;
   if (!rows_fit || !cols_fit || is_integer(t->dtype) || r.n_cols % block_shape(t->dtype).n_values != 0)
-    return wrong_shape(*t,
-                       "rows " + std::to_string(r.row_begin) + " to " + std::to_string(r.row_begin + r.n_rows) + " of " +
-                           std::to_string(r.n_cols) + " numbers",
-                       source.path());
+    return wrong_shape(
+        *t, std::to_string(r.n_rows) + " rows of " + std::to_string(r.n_cols) + " numbers from row " + std::to_string(r.row_begin) + " on",
+        source.path());
   return t;
 }
 
