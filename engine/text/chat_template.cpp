@@ -13,7 +13,9 @@ using jinja::Origin;
 using jinja::Value;
 using Pairs = std::vector<std::pair<Value, Value>>;
 
-constexpr size_t kMaxBoundaries = 64;  // messages; each costs one render
+// Boundaries are found by rendering shorter conversations, the longest first, until so many bytes were made.
+constexpr size_t kMaxBoundaryBytes = size_t{4} << 20;
+constexpr size_t kMaxBoundaries = 64;
 // The template often spells a control token around the role, as in '<|' + role + '|>': these words are no user's text.
 constexpr std::string_view kRoles[] = {"system", "developer", "user", "assistant", "tool", "function", "ipython", "model", "documents"};
 
@@ -219,16 +221,20 @@ Result<RenderedChat> ChatTemplate::render(const ChatRequest& request) const {
   RenderedChat out;
   out.parts = parts_of(text);
   const auto& all = messages.seq().items;
-  if (all.size() > kMaxBoundaries) return out;
   Pairs shorter = vars.dict().items;
   put(shorter, "add_generation_prompt", Value::boolean(false));
-  for (size_t n = 1; n <= all.size(); ++n) {
+  size_t n_bytes = 0;
+  const size_t least = all.size() > kMaxBoundaries ? all.size() - kMaxBoundaries : 0;
+  for (size_t n = all.size(); n > least && n_bytes + text.bytes.size() <= kMaxBoundaryBytes; --n) {
     put(shorter, "messages", frozen({all.begin(), all.begin() + static_cast<ptrdiff_t>(n)}));
     const auto prefix = template_.render(jinja::make_dict(shorter), limits(), clock);
+    n_bytes += text.bytes.size();
     if (!prefix) continue;
     const size_t end = common_prefix(text.bytes, *prefix);
-    if (end > (out.message_boundaries.empty() ? 0 : out.message_boundaries.back())) out.message_boundaries.push_back(end);
+    if (end > 0) out.message_boundaries.push_back(end);
   }
+  std::sort(out.message_boundaries.begin(), out.message_boundaries.end());
+  out.message_boundaries.erase(std::unique(out.message_boundaries.begin(), out.message_boundaries.end()), out.message_boundaries.end());
   return out;
 }
 

@@ -53,7 +53,11 @@ TEST(ChatTemplate, KnowsWhereMessagesEnd) {
   EXPECT_EQ(r->message_boundaries, (std::vector<size_t>{29, 63}));
   std::string many = "[";
   for (int i = 0; i < 65; ++i) many += std::string(i > 0 ? "," : "") + R"({"role":"user","content":"a"})";
-  EXPECT_TRUE(t->render({.messages_json = many + "]", .tools_json = "", .extra_json = ""})->message_boundaries.empty());
+  const auto latest = t->render({.messages_json = many + "]", .tools_json = "", .extra_json = ""});
+  ASSERT_EQ(latest->message_boundaries.size(), 64u) << "the latest ones, not the first";
+  EXPECT_EQ(latest->message_boundaries.front(), 2 * r->message_boundaries[0]);
+  const std::string large = R"([{"role":"user","content":")" + std::string(3 << 20, 'x') + R"("},{"role":"user","content":"a"}])";
+  EXPECT_EQ(t->render({.messages_json = large, .tools_json = "", .extra_json = ""})->message_boundaries.size(), 1u) << "one more render, no more";
 }
 
 TEST(ChatTemplate, PreparesContent) {

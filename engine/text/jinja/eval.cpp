@@ -158,6 +158,7 @@ Value Interp::call_method(const Value& self, const std::string& name, const Args
 }
 
 Value Interp::attribute(const Value& v, const std::string& name) {
+  step(name.size() / 16);
   switch (v.kind()) {
     case Kind::kUndefined:
       bad(v.body() ? v.bytes() : "the value is undefined");
@@ -222,7 +223,7 @@ Value Interp::loop_attribute(const Value& loop, const std::string& name) {
 Value Interp::item(const Value& v, const Value& key) {
   if (v.is_undefined()) bad(v.body() ? v.bytes() : "the value is undefined");
   if (v.is(Kind::kDict)) {
-    if (const Value* found = v.dict().find(key)) return *found;
+    if (const Value* found = look_up(v, key)) return *found;
   }
   if (key.is_intlike() && (v.is_string() || (v.is_sequence() && !v.is(Kind::kView)))) {
     const auto n = static_cast<int64_t>(v.is_string() ? v.str().text.n_chars : v.seq().items.size());

@@ -35,10 +35,11 @@ Value forceescape(Interp& in, const Value& v, const Args&) {
   return in.escape(in.make(b));
 }
 
-Value float_filter(Interp&, const Value& v, const Args& a) {
+Value float_filter(Interp& in, const Value& v, const Args& a) {
   if (v.is_number()) return Value::real(v.as_double());
   if (v.is_string()) {
     const std::string& s = v.bytes();
+    in.step(s.size() / 4);
     char* end = nullptr;
     const double d = std::strtod(s.c_str(), &end);
     if (end != s.c_str() && std::string_view(end).find_first_not_of(" \t\r\n") == std::string_view::npos) return Value::real(d);

@@ -219,7 +219,7 @@ Value slice(Interp& in, const Value& v, const Args& a) {
   std::vector<Value> out;
   int64_t at = 0;
   for (int64_t i = 0; i < n; ++i) {
-    in.step();
+    in.step(8);
     const int64_t size = count / n + (i < count % n);
     std::vector<Value> part(items.begin() + at, items.begin() + at + size);
     if (fill != nullptr && !fill->is_none() && i >= count % n && count % n != 0) part.push_back(*fill);

@@ -248,11 +248,25 @@ std::vector<Value> Interp::filtered(const Stmt& s, std::vector<Value> items) {
   return out;
 }
 
+namespace {
+
+/// A loop that ends, also by an error, lets go of its scope and of what loop.changed remembers: that may be the loop itself.
+struct LoopEnd {
+  LoopState& loop;
+  ~LoopEnd() {
+    loop.outer.reset();
+    loop.last_changed = Value();
+  }
+};
+
+}  // namespace
+
 void Interp::run_for(const Stmt& s, const Value& iterable, size_t level) {
   auto loop = std::make_shared<LoopState>();
   loop->items = filtered(s, iterate(iterable));
   loop->level = level;
   loop->depth = iterable.depth() + 1;
+  const LoopEnd end{*loop};
   const ScopePtr outer = scope_;
   if (s.recursive) {
     loop->stmt = &s;
@@ -273,7 +287,6 @@ void Interp::run_for(const Stmt& s, const Value& iterable, size_t level) {
     if (exec(s.body) == Flow::kBreak) break;
   }
   scope_ = outer;
-  loop->outer.reset();
 }
 
 /// loop(items) inside a recursive loop.

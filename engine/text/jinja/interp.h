@@ -99,6 +99,8 @@ class Interp {
   bool equals(const Value& a, const Value& b);
   int compare(const Value& a, const Value& b);  // ordering: -1, 0, 1
   bool contains(const Value& container, const Value& item);
+  /// The value under a key of a dict, or null.
+  const Value* look_up(const Value& dict, const Value& key);
   Value binary(Op op, const Value& a, const Value& b);
   Value attribute(const Value& v, const std::string& name);
   Value item(const Value& v, const Value& key);

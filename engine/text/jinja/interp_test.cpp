@@ -84,8 +84,30 @@ TEST(Jinja, EndsWhatHasNoEnd) {
   EXPECT_FALSE(render(nested));
 }
 
+TEST(Jinja, PaysForWhatItReads) {
+  // Each of these would take minutes if reading a long text, or comparing after the last step, were free.
+  const std::string text = "{% set a = 'x' * 6000000 %}{% set d = {} %}{% for i in range(100000) %}";
+  for (const char* body : {"{% if a.startswith(a) %}{% endif %}", "{% if a.removeprefix(a) %}{% endif %}", "{% if a is lower %}{% endif %}",
+                           "{% if d[a] %}{% endif %}", "{% if d.get(a) %}{% endif %}", "{% if a in d %}{% endif %}", "{% if a in [a ~ ''] %}{% endif %}",
+                           "{% if a|float %}{% endif %}", "{% if a.partition('y') %}{% endif %}", "{% if a.rfind('y') %}{% endif %}"}) {
+    const auto r = render(text + body + "{% endfor %}", "{}", {.max_steps = 2'000'000});
+    ASSERT_FALSE(r) << body;
+    EXPECT_EQ(r.error().code, Code::kExhausted) << body << ": " << r.error().text();
+  }
+  EXPECT_EQ(render("{{ range(100000)|unique|list|length }}").error().code, Code::kExhausted);
+  EXPECT_EQ(render("{{ [1]|slice(1000000000)|list|length }}").error().code, Code::kExhausted);
+}
+
+TEST(Jinja, SearchesInLinearTime) {
+  const std::string set = "{% set a = 'a' * 3000000 %}{% set b = 'a' * 1500000 ~ 'b' %}";
+  EXPECT_EQ(*render(set + "{{ a.find(b) }} {{ b in a }} {{ a.count(b) }} {{ a.replace(b, '')|length }} {{ a.split(b)|length }}"), "-1 False 0 3000000 1");
+  EXPECT_EQ(render(set + "{{ a.rfind('b' ~ 'a' * 1500000) }}{{ a.rfind(b) }}").error().code, Code::kExhausted);
+}
+
 TEST(Jinja, CyclesAreTakenApart) {
   // Under the address sanitizer a leak would fail here.
+  EXPECT_EQ(*render("{% for i in [1, 2] %}{{ loop.changed(loop) }}{% endfor %}"), "TrueFalse");
+  EXPECT_FALSE(render("{% for i in [1] %}{{ loop.changed(loop) }}{{ i.a.b }}{% endfor %}"));
   EXPECT_EQ(*render("{% set ns = namespace() %}{% set ns.me = ns %}{% macro m() %}{{ m is callable }}{% endmacro %}{% set ns.f = m %}{{ ns.f() }}"), "True");
 }
 

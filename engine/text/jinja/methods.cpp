@@ -13,6 +13,17 @@ struct Method {
 
 const Value kNone = Value::none();
 
+/// As std::string::rfind; what it compares may be a user's, so each comparison costs what it may read.
+size_t find_last(Interp& in, std::string_view text, std::string_view what) {
+  if (what.size() > text.size()) return std::string::npos;
+  for (size_t at = text.size() - what.size() + 1; at-- > 0;) {
+    const auto same = static_cast<size_t>(std::mismatch(what.begin(), what.end(), text.begin() + static_cast<ptrdiff_t>(at)).first - what.begin());
+    in.step((at % 16 == 0) + same / 16);
+    if (same == what.size()) return at;
+  }
+  return std::string::npos;
+}
+
 Value split_blank(Interp& in, const Value& self, int64_t max) {
   const std::string& s = self.bytes();
   std::vector<Value> out;
@@ -42,7 +53,7 @@ Value split(Interp& in, const Value& self, const Args& a) {
   std::vector<Value> out;
   size_t at = 0;
   while (max < 0 || static_cast<int64_t>(out.size()) < max) {
-    const size_t hit = self.bytes().find(sep, at);
+    const size_t hit = find_bytes(self.bytes(), sep, at);
     if (hit == std::string::npos) break;
     in.step(2);
     out.push_back(in.slice_text(self, at, hit));
@@ -61,7 +72,7 @@ Value rsplit(Interp& in, const Value& self, const Args& a) {
   std::vector<Value> out;
   size_t end = self.bytes().size();
   while (static_cast<int64_t>(out.size()) < max && end >= sep.size()) {
-    const size_t hit = self.bytes().rfind(sep, end - sep.size());
+    const size_t hit = find_last(in, std::string_view(self.bytes()).substr(0, end), sep);
     if (hit == std::string::npos) break;
     in.step(2);
     out.push_back(in.slice_text(self, hit + sep.size(), end));
@@ -96,6 +107,7 @@ Value affix(Interp& in, const Value& self, const Args& a) {
   const Value* what = a.find(0, "prefix");
   const auto fits = [&](const Value& v) {
     const std::string& w = string_arg(in, &v, "startswith or endswith").bytes();
+    in.step(1 + w.size() / 64);
     return kStart ? self.bytes().starts_with(w) : self.bytes().ends_with(w);
   };
   if (what != nullptr && what->is(Kind::kTuple)) return Value::boolean(std::any_of(what->seq().items.begin(), what->seq().items.end(), fits));
@@ -105,6 +117,7 @@ Value affix(Interp& in, const Value& self, const Args& a) {
 template <bool kStart>
 Value remove_affix(Interp& in, const Value& self, const Args& a) {
   const std::string& w = string_arg(in, a.find(0, "prefix"), "removeprefix or removesuffix").bytes();
+  in.step(w.size() / 64);
   if (!(kStart ? self.bytes().starts_with(w) : self.bytes().ends_with(w))) return self;
   const size_t n = self.bytes().size();
   return kStart ? in.slice_text(self, w.size(), n) : in.slice_text(self, 0, n - w.size());
@@ -120,7 +133,7 @@ Value find_text(Interp& in, const Value& self, const Args& a) {
   const std::string& what = string_arg(in, a.find(0, "sub"), "find").bytes();
   in.step(self.bytes().size() / 16);
   const size_t from = byte_of_char(self.str().text, static_cast<size_t>(std::max<int64_t>(int_arg(in, a.find(1, "start"), 0), 0)));
-  const size_t at = kReverse ? self.bytes().rfind(what) : self.bytes().find(what, from);
+  const size_t at = kReverse ? find_last(in, self.bytes(), what) : find_bytes(self.bytes(), what, from);
   if (at != std::string::npos && at >= from) return Value::integer(static_cast<int64_t>(count_chars(std::string_view(self.bytes()).substr(0, at))));
   if (kMust) in.bad("substring not found");
   return Value::integer(-1);
@@ -131,7 +144,7 @@ Value count_text(Interp& in, const Value& self, const Args& a) {
   in.step(self.bytes().size() / 16);
   if (what.empty()) return Value::integer(static_cast<int64_t>(self.str().text.n_chars) + 1);
   int64_t n = 0;
-  for (size_t at = self.bytes().find(what); at != std::string::npos; at = self.bytes().find(what, at + what.size())) ++n;
+  for (size_t at = find_bytes(self.bytes(), what); at != std::string::npos; at = find_bytes(self.bytes(), what, at + what.size())) ++n;
   return Value::integer(n);
 }
 
@@ -169,7 +182,8 @@ template <bool kReverse>
 Value partition(Interp& in, const Value& self, const Args& a) {
   const std::string& sep = string_arg(in, a.find(0, "sep"), "partition").bytes();
   if (sep.empty()) in.bad("empty separator");
-  const size_t n = self.bytes().size(), at = kReverse ? self.bytes().rfind(sep) : self.bytes().find(sep);
+  const size_t n = self.bytes().size(), at = kReverse ? find_last(in, self.bytes(), sep) : find_bytes(self.bytes(), sep);
+  in.step(n / 16);
   const Value empty = in.text("");
   if (at == std::string::npos) return kReverse ? in.tuple({empty, empty, self}) : in.tuple({self, empty, empty});
   return in.tuple({in.slice_text(self, 0, at), in.slice_text(self, at, at + sep.size()), in.slice_text(self, at + sep.size(), n)});
@@ -223,7 +237,7 @@ constexpr Method kStringMethods[] = {
 
 Value get(Interp& in, const Value& self, const Args& a) {
   if (a.positional.empty()) in.bad("get expected at least 1 argument");
-  if (const Value* found = self.dict().find(a.positional[0])) return *found;
+  if (const Value* found = in.look_up(self, a.positional[0])) return *found;
   const Value* preset = a.find(1, "default");
   return preset != nullptr ? *preset : kNone;
 }

@@ -116,10 +116,11 @@ Value Interp::negate(const Value& v, bool minus) {
 }
 
 bool Interp::equals(const Value& a, const Value& b) {
+  step();
   uint64_t work = steps_left_;
   const bool same = equal(a, b, work);
+  if (work == 0) step(steps_left_ + 1);  // the answer may be wrong
   step(steps_left_ - work);
-  if (a.is_string() && b.is_string()) step(std::min(a.bytes().size(), b.bytes().size()) / 64);
   return same;
 }
 
@@ -149,14 +150,19 @@ int Interp::compare(const Value& a, const Value& b) {
   bad(std::string("no order between '") + type_name(a) + "' and '" + type_name(b) + "'");
 }
 
+const Value* Interp::look_up(const Value& dict, const Value& key) {
+  step(key.is_string() ? key.bytes().size() / 16 : dict.dict().items.size() / 4);
+  return dict.dict().find(key);
+}
+
 bool Interp::contains(const Value& container, const Value& item) {
   switch (container.kind()) {
     case Kind::kUndefined: return false;
     case Kind::kString:
       if (!item.is_string()) bad(std::string("'in <string>' requires a string as left operand, not ") + type_name(item));
-      step(container.bytes().size() / 16);
-      return container.bytes().find(item.bytes()) != std::string::npos;
-    case Kind::kDict: return container.dict().find(item) != nullptr;
+      step((container.bytes().size() + item.bytes().size()) / 16);
+      return find_bytes(container.bytes(), item.bytes()) != std::string::npos;
+    case Kind::kDict: return look_up(container, item) != nullptr;
     case Kind::kList:
     case Kind::kTuple:
     case Kind::kView:

@@ -24,7 +24,7 @@ Value strip(Interp& in, const Value& s, const Value* chars, Side side) {
   in.step(t.size() / 16);
   const auto goes = [&](size_t i) {
     in.step(1 + set.size() / 16);
-    return blank ? is_space(decode_char(t, i)) : set.find(t.substr(i, char_bytes(t, i))) != std::string::npos;
+    return blank ? is_space(decode_char(t, i)) : find_bytes(set, std::string_view(t).substr(i, char_bytes(t, i))) != std::string::npos;
   };
   size_t begin = 0, end = t.size();
   while (side != Side::kRight && begin < end && goes(begin)) begin += char_bytes(t, begin);
@@ -58,7 +58,7 @@ Value replace(Interp& in, const Value& s, const Value& from, const Value& to, in
       at = next;
       continue;
     }
-    const size_t hit = t.bytes.find(f, at);
+    const size_t hit = find_bytes(t.bytes, f, at);
     if (hit == std::string::npos) break;
     b.append(t, at, hit);
     put();

@@ -21,6 +21,7 @@ int64_t whole(Interp& in, const Value& v) {
 bool all_case(Interp& in, const Value& v, bool upper) {
   const std::string& s = v.is_string() ? v.bytes() : in.repr(v);
   bool any = false;
+  in.step(s.size() / 8);
   for (size_t i = 0; i < s.size(); i += char_bytes(s, i)) {
     const char32_t c = decode_char(s, i);
     if (upper ? is_lower(c) : is_upper(c)) return false;

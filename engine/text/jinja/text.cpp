@@ -4,6 +4,7 @@
 #include <utf8proc.h>
 
 #include <algorithm>
+#include <cstring>
 #include <array>
 #include <utility>
 
@@ -58,6 +59,12 @@ size_t char_bytes(std::string_view s, size_t i) {
   size_t n = 1;
   while (i + n < s.size() && (static_cast<unsigned char>(s[i + n]) & 0xC0) == 0x80) ++n;
   return n;
+}
+
+size_t find_bytes(std::string_view text, std::string_view what, size_t from) {
+  if (from > text.size()) return std::string_view::npos;
+  const void* hit = memmem(text.data() + from, text.size() - from, what.data(), what.size());  // two-way search
+  return hit == nullptr ? std::string_view::npos : static_cast<size_t>(static_cast<const char*>(hit) - text.data());
 }
 
 size_t byte_of_char(const TextBody& text, size_t n) {

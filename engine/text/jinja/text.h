@@ -55,6 +55,8 @@ size_t char_bytes(std::string_view s, size_t i);
 /// Byte offset of the n-th character (clamped to the end).
 size_t byte_of_char(const TextBody& text, size_t n);
 char32_t decode_char(std::string_view s, size_t i);
+/// As std::string::find, but in linear time whatever the texts are: both may be a user's.
+size_t find_bytes(std::string_view text, std::string_view what, size_t from = 0);
 void append_char(std::string& out, char32_t c);
 bool valid_utf8(std::string_view s);
 

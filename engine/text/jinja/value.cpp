@@ -182,6 +182,8 @@ bool equal(const Value& a, const Value& b, uint64_t& work) {
       return true;
     case Kind::kString:
     case Kind::kBigInt:
+      if (a.bytes().size() != b.bytes().size()) return false;
+      work -= std::min(work, uint64_t{a.bytes().size() / 64});
       return a.bytes() == b.bytes();
     case Kind::kList:
     case Kind::kTuple:

@@ -145,7 +145,7 @@ Value make_dict(std::vector<std::pair<Value, Value>> items);
 /// Reads JSON text (UTF-8, at most max_depth levels). All strings get origin kInput; lists are frozen.
 Result<Value> value_from_json(std::string_view json, int max_depth = 128);
 
-/// Python's ==. Counts `work` down by one for every pair of values; answers false when it reaches 0.
+/// Python's ==. Counts `work` down by one for every pair of values and every 64 bytes compared; answers false when it reaches 0.
 bool equal(const Value& a, const Value& b, uint64_t& work);
 /// repr() of a float.
 std::string float_repr(double d);
