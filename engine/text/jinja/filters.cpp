@@ -155,13 +155,7 @@ Value wordcount(Interp& in, const Value& v, const Args&) {
 }
 
 Value center(Interp& in, const Value& v, const Args& a) {
-  const Value s = in.to_str(v);
-  const int64_t width = int_arg(in, a.find(0, "width"), 80), n = static_cast<int64_t>(s.str().text.n_chars);
-  if (width <= n) return s;
-  const int64_t pad = width - n, left = pad / 2 + (pad & width & 1);
-  const Value space = in.text(" ");
-  return in.binary(Op::kAdd, in.binary(Op::kAdd, in.binary(Op::kMul, space, Value::integer(left)), s),
-                   in.binary(Op::kMul, space, Value::integer(pad - left)));
+  return in.call_method(in.to_str(v), "center", {{Value::integer(int_arg(in, a.find(0, "width"), 80))}, {}});
 }
 
 Value truncate(Interp& in, const Value& v, const Args& a) {

@@ -266,7 +266,7 @@ Value format_percent(Interp& in, const Value& self, const Value& args) {
     }
     put_number(in, b, *v, spec);
   }
-  if (!by_name && used < list.size() && !args.is(Kind::kDict)) in.bad("not all arguments converted during string formatting");
+  if (!by_name && used < list.size() && !args.is(Kind::kDict) && !args.is(Kind::kList)) in.bad("not all arguments converted during string formatting");
   return in.make(b, self.str().safe);
 }
 

@@ -189,7 +189,7 @@ Value partition(Interp& in, const Value& self, const Args& a) {
   return in.tuple({in.slice_text(self, 0, at), in.slice_text(self, at, at + sep.size()), in.slice_text(self, at + sep.size(), n)});
 }
 
-/// ljust (pad after), rjust (pad before), zfill.
+/// ljust (pad after), rjust (pad before).
 template <bool kBefore>
 Value justify(Interp& in, const Value& self, const Args& a) {
   const int64_t pad = int_arg(in, a.find(0, "width"), 0) - static_cast<int64_t>(self.str().text.n_chars);
@@ -198,7 +198,29 @@ Value justify(Interp& in, const Value& self, const Args& a) {
   return kBefore ? in.binary(Op::kAdd, fill, self) : in.binary(Op::kAdd, self, fill);
 }
 
+/// Padding on both sides; an odd blank goes left where the width is odd.
+Value center(Interp& in, const Value& self, const Args& a) {
+  const int64_t width = int_arg(in, a.find(0, "width"), 0), pad = width - static_cast<int64_t>(self.str().text.n_chars);
+  if (pad <= 0) return self;
+  const Value* given = a.find(1, "fillchar");
+  const Value fill = given != nullptr ? string_arg(in, given, "the fill") : in.text(" ");
+  const int64_t left = pad / 2 + (pad & width & 1);
+  const Value before = in.binary(Op::kMul, fill, Value::integer(left)), after = in.binary(Op::kMul, fill, Value::integer(pad - left));
+  return in.binary(Op::kAdd, in.binary(Op::kAdd, before, self), after);
+}
+
+/// Zeros before the digits, after a sign.
+Value zfill(Interp& in, const Value& self, const Args& a) {
+  const int64_t pad = int_arg(in, a.find(0, "width"), 0) - static_cast<int64_t>(self.str().text.n_chars);
+  const size_t sign = self.bytes().starts_with('-') || self.bytes().starts_with('+') ? 1 : 0;
+  const Value zeros = in.binary(Op::kMul, in.text("0"), Value::integer(pad));
+  return in.binary(Op::kAdd, in.binary(Op::kAdd, in.slice_text(self, 0, sign), zeros), in.slice_text(self, sign, self.bytes().size()));
+}
+
 constexpr Method kStringMethods[] = {
+    {"casefold", [](Interp& in, const Value& s, const Args&) { return map_case(in, s, false); }},
+    {"center", center},
+    {"zfill", zfill},
     {"capitalize", [](Interp& in, const Value& s, const Args&) { return capitalize(in, s); }},
     {"count", count_text},
     {"endswith", affix<false>},
@@ -339,7 +361,8 @@ MethodFn find_method(const Value& self, std::string_view name) {
     case Kind::kString: return look_up(kStringMethods, name);
     case Kind::kDict: return look_up(kDictMethods, name);
     case Kind::kList: return look_up(kListMethods, name);
-    case Kind::kTuple: return look_up(kTupleMethods, name);
+    case Kind::kTuple:
+    case Kind::kRange: return look_up(kTupleMethods, name);
     default: return nullptr;
   }
 }

@@ -183,7 +183,9 @@ std::vector<Value> Interp::iterate(const Value& v) {
       step(v.str().text.n_chars * 8);
       for (size_t i = 0, n = 0; i < v.bytes().size(); i += n) {
         n = char_bytes(v.bytes(), i);
-        out.push_back(slice_text(v, i, i + n));
+        TextBuilder b;
+        b.append(v.str().text, i, i + n);
+        out.push_back(make(b));
       }
       return out;
     case Kind::kList:

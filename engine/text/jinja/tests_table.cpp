@@ -17,6 +17,13 @@ int64_t whole(Interp& in, const Value& v) {
   return v.as_int();
 }
 
+/// v modulo d, as Python has it.
+double rest(Interp& in, const Value& v, int64_t d) {
+  if (d == -1 && v.is_intlike()) return 0;
+  if (!v.is_number()) in.bad(std::string("the test needs a number, not '") + type_name(v) + "'");
+  return in.binary(Op::kMod, v, Value::integer(d)).as_double();
+}
+
 /// islower or isupper: at least one cased character and none of the other case.
 bool all_case(Interp& in, const Value& v, bool upper) {
   const std::string& s = v.is_string() ? v.bytes() : in.repr(v);
@@ -63,13 +70,11 @@ constexpr Entry kTests[] = {
     {"iterable", [](Interp&, const Value& v, const Args&) { return is_iterable(v); }},
     {"sequence", [](Interp&, const Value& v, const Args&) { return is_sequence(v); }},
     {"callable", [](Interp&, const Value& v, const Args&) { return v.is(Kind::kCallable) || v.is(Kind::kLoop); }},
-    {"odd", [](Interp& in, const Value& v, const Args&) { return whole(in, v) % 2 != 0; }},
-    {"even", [](Interp& in, const Value& v, const Args&) { return whole(in, v) % 2 == 0; }},
+    {"odd", [](Interp& in, const Value& v, const Args&) { return rest(in, v, 2) == 1; }},
+    {"even", [](Interp& in, const Value& v, const Args&) { return rest(in, v, 2) == 0; }},
     {"divisibleby",
      [](Interp& in, const Value& v, const Args& a) {
-       const int64_t d = whole(in, operand(in, a));
-       if (d == 0) in.bad("division by zero");
-       return d == -1 || whole(in, v) % d == 0;
+       return rest(in, v, whole(in, operand(in, a))) == 0;
      }},
     {"lower", [](Interp& in, const Value& v, const Args&) { return all_case(in, v, false); }},
     {"upper", [](Interp& in, const Value& v, const Args&) { return all_case(in, v, true); }},

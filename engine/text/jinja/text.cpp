@@ -63,6 +63,7 @@ size_t char_bytes(std::string_view s, size_t i) {
 
 size_t find_bytes(std::string_view text, std::string_view what, size_t from) {
   if (from > text.size()) return std::string_view::npos;
+  if (what.size() == 1) return text.find(what[0], from);
   const void* hit = memmem(text.data() + from, text.size() - from, what.data(), what.size());  // two-way search
   return hit == nullptr ? std::string_view::npos : static_cast<size_t>(static_cast<const char*>(hit) - text.data());
 }

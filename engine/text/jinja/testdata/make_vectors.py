@@ -212,6 +212,10 @@ a  {{- ' b ' -}}  c{#- note -#}  d
 {{ messages | map(attribute='role') | join(',') }}{{ messages | map(attribute='n', default='-') | list }}{{ messages | map(attribute='content.0.text') | list }}
 {{ words | select('in', ['fig', 'pear']) | list }}{{ 'fig' in (words | list) }}
 {{ ['a', 'b'] | length == 2 and 'a' ~ 'b' == 'ab' }}{{ 1 + 2 ~ 3 }}{{ 2 * 3 ~ 4 }}
+{{ 'abc'.center(8, '-') }}{{ 'é'.center(4) }}|{{ '-7'.zfill(5) }}{{ '12'.zfill(1) }}{{ 'AbC'.casefold() }}{{ 'ab'|center(7) }}|
+{{ 1.5 is odd }}{{ 3.0 is odd }}{{ -3 is odd }}{{ 4.0 is even }}{{ 7.5 is divisibleby(2) }}{{ -6 is divisibleby(3) }}
+{{ 'x' % [1] }}{{ 'x%s' % [1] }}{{ range(3).count(1) }}{{ range(3).index(2) }}{{ ('ab'|safe)|list }}
+{{ [1, 2] == [1, 2.0] }}{{ 'aaa'.rfind('a') }}{{ 'a-b-c'.rsplit('-', 1) }}{{ 'a-b'.rpartition('-') }}
 {{ {'a': none, 'b': [1, {'c': 'it\'s'}], 'd': 'é\n'} }}{{ '\u200b\x7f' ~ ['\u200b\x7f\U0001F600'] }}
 """
 
