@@ -4,6 +4,7 @@
 
 #include "base/env.h"
 #include "base/hash.h"
+#include "base/log.h"
 
 namespace carrel {
 namespace {
@@ -36,6 +37,8 @@ TEST(Env, AtomicWriteReplacesWholeFile) {
   EXPECT_EQ(read_file(env, dir + "/b").error().code, Code::kNotFound);
   EXPECT_FALSE(env->open(dir, Open::kRead));
 }
+
+TEST(Log, MessagesCannotBreakAJsonLine) { EXPECT_EQ(json_escape("a \"b\" \\ c\n\x01"), R"(a \"b\" \\ c\u000a\u0001)"); }
 
 }  // namespace
 }  // namespace carrel

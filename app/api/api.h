@@ -36,7 +36,6 @@ struct ApiServices {
   Engine* engine = nullptr;
   Metrics* metrics = nullptr;
   std::function<std::vector<std::string>()> not_ready;  // reason codes; empty: ready
-  std::string ca_pem_file;                              // for /metrics: end of the certificate
 };
 
 class Api {

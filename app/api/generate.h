@@ -25,7 +25,8 @@ struct Caller {
 struct GenerateCall {
   Dialect dialect = Dialect::kChat;
   std::string model;                  // as asked for
-  std::vector<Request> requests;      // prompts × n, prompt-major
+  std::vector<Request> requests;      // prompts × n_choices, prompt-major
+  size_t n_choices = 1;               // of each prompt
   std::vector<std::string> echoes;    // completions with echo: text of each prompt, by request
   bool stream = false, include_usage = false, logprobs = false;
   std::vector<std::string> ignored;   // unknown fields

@@ -24,7 +24,6 @@ void refuse_missing(Fields& f, Dialect dialect) {
     if (const Json* t = f.find("modalities"); t != nullptr && *t != Json::array({"text"})) refuse("modalities", "another modality than text");
     if (f.has("audio")) refuse("audio", "audio");
     if (f.has("functions")) refuse("functions", "function calling");
-    if (f.has("reasoning_effort")) f.allow({"reasoning_effort"});
   } else {
     if (f.has("suffix") && !f.text("suffix", "").empty()) refuse("suffix", "insertion before a suffix");
     if (f.integer("best_of", 1, 1, 1) != 1) refuse("best_of", "best_of above 1");
@@ -244,6 +243,7 @@ Result<GenerateCall> parse_generate(Dialect dialect, const std::string& body, co
   int64_t max_tokens = f.integer("max_tokens", dialect == Dialect::kCompletion ? 16 : 0, 1, INT32_MAX);
   if (chat && f.has("max_completion_tokens")) max_tokens = f.integer("max_completion_tokens", 0, 1, INT32_MAX);
   CARREL_TRY(f.status());
+  call.n_choices = static_cast<size_t>(n);
 
   CARREL_ASSIGN(auto prompts, chat ? read_chat(f, model, env) : dialect == Dialect::kInfer ? read_input(f, model, env) : read_prompts(f, model));
   CARREL_TRY(f.status());

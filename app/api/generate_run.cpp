@@ -45,8 +45,8 @@ class Answer {
     for (size_t i = 0; i < choices.size(); i++) {
       const auto& f = choices[i].finish;
       if (!f) continue;
-      o.prompt_tokens += i % n_per_prompt() == 0 ? f->usage.prompt_tokens : 0;  // several choices share one prompt
-      o.cached_tokens += i % n_per_prompt() == 0 ? f->usage.cached_tokens : 0;
+      o.prompt_tokens += i % call_->n_choices == 0 ? f->usage.prompt_tokens : 0;  // several choices share one prompt
+      o.cached_tokens += i % call_->n_choices == 0 ? f->usage.cached_tokens : 0;
       o.completion_tokens += f->usage.completion_tokens;
       o.total_ns = std::max(o.total_ns, f->usage.total_ns);
       if (i == 0) {
@@ -126,12 +126,6 @@ class Answer {
   }
 
  private:
-  size_t n_per_prompt() const {
-    size_t n = 1;
-    while (n < call_->requests.size() && call_->requests[n].prompt == call_->requests[0].prompt) n++;
-    return n;
-  }
-
   std::string token_text(int32_t id) const { return std::string(model_.tokenizer().token_bytes(id)); }
 
   Json logprobs(const std::vector<TokenInfo>& tokens, size_t offset) const {
@@ -169,7 +163,7 @@ class Answer {
 };
 
 /// Waits for the next event of any unfinished choice, at most kPollMs.
-std::optional<std::pair<size_t, Event>> next_event(std::vector<Choice>& choices) {
+std::optional<std::pair<size_t, Event>> next_event(Env* env, std::vector<Choice>& choices) {
   const auto open = [](const Choice& c) { return !c.finish; };
   const bool single = std::count_if(choices.begin(), choices.end(), open) == 1;
   for (int64_t waited = 0; waited < kPollMs; waited += 2) {
@@ -178,7 +172,7 @@ std::optional<std::pair<size_t, Event>> next_event(std::vector<Choice>& choices)
       if (auto e = choices[i].stream->next(single ? kPollMs : 0)) return std::pair{i, std::move(*e)};
       if (single) return std::nullopt;
     }
-    Env::real()->sleep_ms(2);
+    env->sleep_ms(2);
   }
   return std::nullopt;
 }
@@ -209,12 +203,12 @@ class Permit {
   bool refused_ = false;
 };
 
-void collect(Answer& answer, const HttpRequest& http, HttpResponse& out, const std::function<void(const GenerateOutcome&)>& on_done) {
+void collect(Answer& answer, Env* env, const HttpRequest& http, HttpResponse& out, const std::function<void(const GenerateOutcome&)>& on_done) {
   bool gone = false;
   Permit permit(answer.call());
   while (!all_finished(answer.choices)) {
-    auto next = next_event(answer.choices);
-    if (!permit.holds(Env::real()->mono_ns())) cancel_all(answer.choices);
+    auto next = next_event(env, answer.choices);
+    if (!permit.holds(env->mono_ns())) cancel_all(answer.choices);
     if (!next) {
       if (!gone && http.client_gone()) gone = true, cancel_all(answer.choices);
       continue;
@@ -249,7 +243,7 @@ class StreamWriter {
     }
     Permit permit(answer_->call());
     while (!all_finished(choices)) {
-      auto next = next_event(choices);
+      auto next = next_event(env_, choices);
       if (!permit.holds(env_->mono_ns())) cancel_all(choices);
       if (!next) {
         keep_alive(send);
@@ -332,7 +326,7 @@ void run_generate(std::shared_ptr<GenerateCall> call, Engine& engine, Env* env, 
     choice.stream = std::move(*stream);
     answer->choices.push_back(std::move(choice));
   }
-  if (!call->stream) return collect(*answer, http, out, on_done);
+  if (!call->stream) return collect(*answer, env, http, out, on_done);
   out.content_type = "text/event-stream";
   out.headers.emplace_back("Cache-Control", "no-store");
   out.stream = [answer, env, id = http.id, on_done = std::move(on_done)](const Send& send) { on_done(StreamWriter(answer, env, id).run(send)); };

@@ -4,7 +4,6 @@
 // what is meant for people goes to standard error.
 #pragma once
 #include <cstdint>
-#include <map>
 #include <string>
 #include <vector>
 
@@ -97,7 +96,5 @@ int run_cli(int argc, char** argv);
 
 /// "carrel: message" on standard error; returns 1 (2 for kInvalidArgument).
 int report(const Error& error);
-/// The environment as Config::load wants it.
-std::map<std::string, std::string> environment();
 
 }  // namespace carrel

@@ -29,25 +29,13 @@ ProgressFn progress_bar(const char* what) {
   };
 }
 
-std::string default_name(const std::string& path) {
-  std::string p = path;
-  while (p.size() > 1 && p.back() == '/') p.pop_back();
-  p = p.substr(p.rfind('/') + 1);
-  return p.ends_with(".gguf") ? p.substr(0, p.size() - 5) : p;
-}
-
-Result<std::unique_ptr<Catalog>> open_catalog(const CommonArgs& common) {
-  CARREL_TRY(Env::real()->make_dirs(common.data_dir));
-  return Catalog::open(Env::real(), common.data_dir, CatalogMode::kReadWrite);
-}
-
 Json to_json(const ModelRecord& m) {
   return {{"name", m.name}, {"family", m.family}, {"bytes", m.bytes}, {"tensors", m.n_tensors}, {"digest", m.store_digest}, {"source", m.source}, {"created_ms", m.created_ms}, {"status", to_string(m.status)}};
 }
 
 Result<int> import(const ModelArgs& args) {
-  CARREL_ASSIGN(auto catalog, open_catalog(args.common));
-  const std::string name = args.name.empty() ? default_name(args.path) : args.name;
+  CARREL_ASSIGN(auto catalog, open_catalog(Env::real(), args.common.data_dir));
+  const std::string name = args.name.empty() ? name_of_path(args.path) : args.name;
   if (const auto there = catalog->model(name)) return fail(Code::kAlreadyExists, "is imported already; choose another --name or remove it first", name);
   std::string family;
   ImportOptions options;
@@ -75,7 +63,7 @@ Result<int> import(const ModelArgs& args) {
 }
 
 Result<int> list(const ModelArgs& args) {
-  CARREL_ASSIGN(auto catalog, open_catalog(args.common));
+  CARREL_ASSIGN(auto catalog, open_catalog(Env::real(), args.common.data_dir));
   CARREL_ASSIGN(const auto models, catalog->models());
   if (args.common.json) {
     Json j = Json::array();
@@ -90,28 +78,28 @@ Result<int> list(const ModelArgs& args) {
 }
 
 Result<int> verify(const ModelArgs& args) {
-  CARREL_ASSIGN(auto catalog, open_catalog(args.common));
+  CARREL_ASSIGN(auto catalog, open_catalog(Env::real(), args.common.data_dir));
   CARREL_ASSIGN(const ModelRecord record, catalog->model(args.name));
   const auto report = verify_entry(Env::real(), store_dir(args.common.data_dir) + "/" + record.store_digest, progress_bar("verify"));
-  std::vector<Damage> damage;
+  std::vector<DamagedPiece> damage;
   if (report) damage = report->damage;
   else damage.push_back({report.error().where, report.error().message});
   CARREL_TRY(catalog->set_model_status(args.name, damage.empty() ? ModelStatus::kReady : ModelStatus::kDamaged, "cli"));
   if (args.common.json) {
     Json list = Json::array();
-    for (const Damage& d : damage) list.push_back({{"object", d.object}, {"what", d.what}});
+    for (const DamagedPiece& d : damage) list.push_back({{"object", d.object}, {"what", d.what}});
     std::printf("%s\n", Json{{"name", args.name}, {"ok", damage.empty()}, {"checked", report ? report->n_checked : 0}, {"damage", std::move(list)}}.dump(2).c_str());
   } else if (damage.empty()) {
     std::printf("%s is whole: %lld pieces, %lld MB\n", args.name.c_str(), static_cast<long long>(report->n_checked), static_cast<long long>(report->checked_bytes / 1'000'000));
   } else {
-    for (const Damage& d : damage) std::printf("damaged: %s: %s\n", d.object.c_str(), d.what.c_str());
+    for (const DamagedPiece& d : damage) std::printf("damaged: %s: %s\n", d.object.c_str(), d.what.c_str());
     std::printf("%s will not be served; remove it and import it again\n", args.name.c_str());
   }
   return damage.empty() ? 0 : 1;
 }
 
 Result<int> remove(const ModelArgs& args) {
-  CARREL_ASSIGN(auto catalog, open_catalog(args.common));
+  CARREL_ASSIGN(auto catalog, open_catalog(Env::real(), args.common.data_dir));
   CARREL_ASSIGN(const ModelRecord record, catalog->model(args.name));
   CARREL_TRY(catalog->remove_model(args.name, "cli"));
   // Another name may stand for the same content.

@@ -5,8 +5,6 @@
 
 #include "app/cli/cli.h"
 
-extern char** environ;
-
 namespace carrel {
 namespace {
 
@@ -32,16 +30,6 @@ CLI::App* add(CLI::App& parent, const char* name, const char* what, Args& args, 
 }
 
 }  // namespace
-
-std::map<std::string, std::string> environment() {
-  std::map<std::string, std::string> out;
-  for (char** e = environ; *e != nullptr; e++) {
-    const std::string line = *e;
-    const size_t equals = line.find('=');
-    if (equals != std::string::npos) out.emplace(line.substr(0, equals), line.substr(equals + 1));
-  }
-  return out;
-}
 
 int report(const Error& error) {
   std::fprintf(stderr, "carrel: %s\n", error.text().c_str());

@@ -3,18 +3,13 @@
 #include <nlohmann/json.hpp>
 
 #include "app/cli/cli.h"
-#include "storage/catalog.h"
+#include "app/lifecycle/model_choice.h"
 
 namespace carrel {
 namespace {
 
 using Json = nlohmann::ordered_json;
 constexpr int64_t kHourMs = 3'600'000;
-
-Result<std::unique_ptr<Catalog>> open_catalog(const CommonArgs& common) {
-  CARREL_TRY(Env::real()->make_dirs(common.data_dir));
-  return Catalog::open(Env::real(), common.data_dir, CatalogMode::kReadWrite);
-}
 
 int print(const Json& j) {
   std::printf("%s\n", j.dump(2).c_str());
@@ -23,7 +18,7 @@ int print(const Json& j) {
 
 template <class F>
 int with_catalog(const CommonArgs& common, F f) {
-  auto catalog = open_catalog(common);
+  auto catalog = open_catalog(Env::real(), common.data_dir);
   if (!catalog) return report(catalog.error());
   auto done = f(**catalog);
   return done ? *done : report(done.error());

@@ -7,6 +7,8 @@
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 
+extern char** environ;
+
 namespace carrel {
 namespace {
 
@@ -77,6 +79,16 @@ std::string fault(const Setting& s, const std::string& value) {
 }
 
 }  // namespace
+
+std::map<std::string, std::string> environment() {
+  std::map<std::string, std::string> out;
+  for (char** e = environ; *e != nullptr; e++) {
+    const std::string line = *e;
+    const size_t equals = line.find('=');
+    if (equals != std::string::npos) out.emplace(line.substr(0, equals), line.substr(equals + 1));
+  }
+  return out;
+}
 
 Result<uint64_t> parse_size(std::string_view text) {
   const size_t digits = text.find_first_not_of("0123456789.");

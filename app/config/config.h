@@ -51,6 +51,9 @@ class Config {
   std::vector<std::string> notes_;
 };
 
+/// The process environment as Config::load wants it.
+std::map<std::string, std::string> environment();
+
 /// "32GB" (10^9), "16GiB" (2^30), "512MB", plain bytes.
 Result<uint64_t> parse_size(std::string_view text);
 

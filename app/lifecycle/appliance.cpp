@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <atomic>
+#include <thread>
 
 #include "app/api/api.h"
 #include "app/api/http_server.h"
 #include "app/lifecycle/engine_room.h"
 #include "app/lifecycle/internal_ca.h"
 #include "base/log.h"
+#include "engine/model/store.h"
 #include "storage/source_net.h"
 
 namespace carrel {
@@ -35,14 +37,15 @@ struct Appliance::Impl {
   TlsFiles tls;
   std::string url;
   std::atomic<bool> probed{false}, draining{false};
+  std::atomic<bool> damaged{false}, stopping{false};
+  std::thread verifier;  // model.verify: sampled
   int64_t next_probe_ns = 0, next_certificate_ns = 0;
   uint64_t decoded_at_probe = 0;
 
   Impl(Env* e, Config c, std::string d) : env(e), config(std::move(c)), data_dir(std::move(d)) {}
 
   Status open_catalog() {
-    CARREL_TRY(env->make_dirs(data_dir));
-    CARREL_ASSIGN(catalog, Catalog::open(env, data_dir, CatalogMode::kReadWrite));
+    CARREL_ASSIGN(catalog, carrel::open_catalog(env, data_dir));
     CARREL_ASSIGN(first_key, catalog->bootstrap_key("system"));
     return {};
   }
@@ -67,8 +70,22 @@ struct Appliance::Impl {
     return false;
   }
 
+  /// Checks what a sampled load left out. Damage: readiness falls, the catalog remembers, the next start refuses.
+  void verify_in_background() {
+    if (room.registered.empty() || config.text("model.verify") == "full") return;
+    verifier = std::thread([this] {
+      const auto report = verify_entry(env, room.store_entry, [this](const StoreProgress&) { return !stopping; });
+      if (stopping) return;
+      if (report && report->damage.empty()) return spdlog::info("model {}: all {} pieces verified", room.registered, report->n_checked);
+      damaged = true;
+      spdlog::error("model {} is damaged: {}; remove it and import it again", room.registered, report ? report->damage.front().object : report.error().text());
+      (void)catalog->set_model_status(room.registered, ModelStatus::kDamaged, "system");
+    });
+  }
+
   std::vector<std::string> not_ready() {
     std::vector<std::string> reasons;
+    if (damaged) reasons.emplace_back("model_damaged");
     if (draining) reasons.emplace_back("draining");
     if (!probed) reasons.emplace_back("no_recent_token");
     if (room.engine->stats().heartbeat_age_ns > kStalledNs) reasons.emplace_back("engine_stalled");
@@ -95,7 +112,7 @@ struct Appliance::Impl {
     }
     for (const std::string& net : config.list("server.allow"))
       if (auto parsed = SourceNet::parse(net); !parsed) return fail(Code::kInvalidArgument, "holds " + net + ", which is no network: " + parsed.error().text(), "server.allow");
-    ApiServices s{env, &config, catalog.get(), room.engine.get(), &metrics, [this] { return not_ready(); }, tls.ca_pem};
+    ApiServices s{env, &config, catalog.get(), room.engine.get(), &metrics, [this] { return not_ready(); }};
     api = std::make_unique<Api>(std::move(s));
     server = std::make_unique<HttpServer>(o, api->handler());
     CARREL_TRY(server->start());
@@ -126,6 +143,8 @@ Appliance::Appliance(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 Appliance::~Appliance() {
   if (impl_->server) impl_->server->stop();
+  impl_->stopping = true;
+  if (impl_->verifier.joinable()) impl_->verifier.join();
   impl_->room.engine.reset();  // after the last connection thread
 }
 
@@ -139,6 +158,7 @@ Result<std::unique_ptr<Appliance>> Appliance::start(Env* env, Config config, con
   i.probed = i.probe();
   if (!i.probed) return fail(Code::kInternal, "the model did not produce a token in the self-probe", i.room.model->name());
   CARREL_TRY(i.listen());
+  i.verify_in_background();
   const int64_t now = env->mono_ns();
   i.next_probe_ns = now + kProbeEveryNs;
   i.next_certificate_ns = now + kCertificateCheckNs;

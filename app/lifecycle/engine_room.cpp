@@ -4,7 +4,6 @@
 
 #include <algorithm>
 
-#include "app/cli/cli.h"
 #include "base/log.h"
 
 namespace carrel {
@@ -63,6 +62,8 @@ Result<EngineRoom> open_engine_room(Env* env, const Config& config, const std::s
     return std::unexpected(std::move(loaded).error());
   }
   room.model = std::move(*loaded);
+  room.registered = choice.registered;
+  room.store_entry = choice.location.store_entry;
   CARREL_TRY(check_policy(config, room.model->graph()));
   spdlog::info("model {} family={} ops={} weights={} MB context={} numerics={} in {} ms", room.model->name(), room.model->family(), room.model->op_set(),
                room.model->weight_bytes() / 1'000'000, room.model->graph().max_positions, room.model->numerics_id().substr(0, 16), (env->mono_ns() - start) / 1'000'000);
@@ -79,8 +80,7 @@ Result<EngineRoom> open_engine_room(Env* env, const std::string& data_dir, const
     CARREL_ASSIGN(text, read_file(env, config_file, 1 << 20));
   }
   CARREL_ASSIGN(const Config config, Config::load(text, config_file, environment(), flags));
-  CARREL_TRY(env->make_dirs(data_dir));
-  CARREL_ASSIGN(auto catalog, Catalog::open(env, data_dir, CatalogMode::kReadWrite));
+  CARREL_ASSIGN(auto catalog, open_catalog(env, data_dir));
   return open_engine_room(env, config, data_dir, *catalog);
 }
 

@@ -3,15 +3,17 @@
 #include "app/assets/demo.h"
 
 namespace carrel {
-namespace {
 
-std::string base_name(std::string path) {
+Result<std::unique_ptr<Catalog>> open_catalog(Env* env, const std::string& data_dir) {
+  CARREL_TRY(env->make_dirs(data_dir));
+  return Catalog::open(env, data_dir, CatalogMode::kReadWrite);
+}
+
+std::string name_of_path(std::string path) {
   while (path.size() > 1 && path.back() == '/') path.pop_back();
   path = path.substr(path.rfind('/') + 1);
   return path.ends_with(".gguf") ? path.substr(0, path.size() - 5) : path;
 }
-
-}  // namespace
 
 Result<ModelChoice> choose_model(Env* env, const Config& config, const std::string& data_dir, Catalog& catalog) {
   ModelChoice c;
@@ -46,7 +48,7 @@ Result<ModelChoice> choose_model(Env* env, const Config& config, const std::stri
     return fail(Code::kNotFound, "is neither an imported model (" + (known.empty() ? "none is" : known) + ") nor a folder or .gguf file; `carrel model import PATH` imports one", path);
   }
   c.location.path = path;
-  if (c.options.name.empty()) c.options.name = base_name(path);
+  if (c.options.name.empty()) c.options.name = name_of_path(path);
   return c;
 }
 

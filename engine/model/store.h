@@ -63,13 +63,13 @@ Result<StoreEntry> find_entry(Env* env, const std::string& store_dir, const std:
 /// Out of sight by one rename, then deleted. A process that has the model loaded is not disturbed.
 Status remove_entry(Env* env, const std::string& store_dir, const std::string& digest);
 
-struct Damage {
+struct DamagedPiece {
   std::string object;  // tensor or file
   std::string what;
 };
 struct VerifyReport {
   int64_t n_checked = 0, checked_bytes = 0;
-  std::vector<Damage> damage;  // empty: the entry is whole
+  std::vector<DamagedPiece> damage;  // empty: the entry is whole
 };
 /// Reads everything and compares every SHA-256. kCorrupt when not even the manifest can be trusted.
 Result<VerifyReport> verify_entry(Env* env, const std::string& entry_dir, const ProgressFn& progress = {});

@@ -362,6 +362,20 @@ class Cases(unittest.TestCase):
             self.assertTrue(error["message"] and error["request_id"].startswith("req-"))
         self.assertEqual(server.request("POST", "/v1/chat/completions", "a=b", headers={"Content-Type": "application/x-www-form-urlencoded"})[0], 415)
 
+    def test_usage_of_equal_prompts_in_one_request(self):
+        one = server.call("/v1/completions", {"model": "demo", "prompt": "One", "max_tokens": 1})[1]["usage"]["prompt_tokens"]
+        for prompts, n in ((["One", "One"], 1), (["One", "One"], 2), (["One"], 3)):
+            u = server.call("/v1/completions", {"model": "demo", "prompt": prompts, "n": n, "max_tokens": 1})[1]["usage"]
+            self.assertEqual((u["prompt_tokens"], u["completion_tokens"]), (one * len(prompts), len(prompts) * n), (prompts, n))
+
+    def test_json_log_is_json(self):
+        other = Server(env={"CARREL_OBSERVE_LOG_FORMAT": "json", "CARREL_LIFECYCLE_KEEP_VERSIONS_DAYS": "3"})
+        other.request("GET", "/v1/models")
+        with open(os.path.join(other.data, "server.log")) as f:
+            lines = [json.loads(line) for line in f]
+        other.stop()
+        self.assertTrue(any("request id=" in x["message"] for x in lines))
+
     def test_own_routes(self):
         status, r = server.call("/v1/infer", {"input": "What is Carrel?", "max_tokens": 100, "temperature": 0})
         self.assertEqual((status, r["output"]), (200, SAMPLES[0]["expected_text"]))

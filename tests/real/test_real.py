@@ -1,9 +1,11 @@
 """A real checkpoint through the real door: imported, served, and held against the vectors of golden/real."""
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "api"))
@@ -50,6 +52,28 @@ class SmolLM2(unittest.TestCase):
                 self.assertEqual(r["choices"][0]["text"], text, p["id"])
         finally:
             server.stop()
+
+    def test_sampled_verification_finds_what_the_sample_missed(self):
+        data = tempfile.mkdtemp(prefix="carrel-damaged-")
+        shutil.copytree(self.data, data, dirs_exist_ok=True)
+        entry = [d for d in os.listdir(data + "/models") if len(d) == 64][0]
+        packed = max((os.path.join(data, "models", entry, f) for f in os.listdir(f"{data}/models/{entry}")), key=os.path.getsize)
+        with open(packed, "r+b") as f:
+            f.seek(int(os.path.getsize(packed) * 0.7))
+            byte = f.read(1)
+            f.seek(-1, 1)
+            f.write(bytes([byte[0] ^ 1]))
+        server = Server("--model", "smol", data=data, env={"CARREL_MODEL_VERIFY": "sampled"})
+        deadline = time.time() + 60
+        while server.request("GET", "/readyz", key=None)[0] == 200 and time.time() < deadline:
+            time.sleep(0.2)
+        status, _, body = server.request("GET", "/readyz", key=None)
+        server.stop()
+        self.assertEqual((status, "model_damaged" in body.decode()), (503, True))
+        code = subprocess.run([BIN, "serve", "--data", data, "--listen", "127.0.0.1:0", "--model", "smol"], capture_output=True, text=True, timeout=60)
+        self.assertNotEqual(code.returncode, 0)
+        self.assertIn("damaged", code.stderr)
+        shutil.rmtree(data)
 
     def test_tokens_agree(self):
         server = self.serve("fast")
