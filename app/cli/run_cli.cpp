@@ -39,6 +39,7 @@ int report(const Error& error) {
 int run_cli(int argc, char** argv) {
   CLI::App app{"Carrel: a private LLM appliance whose prefix hits give the same bits as computing from scratch.", "carrel"};
   app.require_subcommand(1);
+  app.set_version_flag("--version", "carrel " CARREL_VERSION);
   std::function<int()> chosen;
 
   ServeArgs serve;
