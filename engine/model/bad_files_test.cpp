@@ -90,6 +90,51 @@ TEST(Cases, case_appliance_b25) {  // crafted heads: lengths and counts that wou
   EXPECT_SAYS(st_error("{\"a\":" + std::string(1 << 20, '[')), "list where none belongs");
 }
 
+GgufBuilder one_tensor(std::vector<uint64_t> dims, uint64_t offset = 0) {
+  return GgufBuilder().head(1, 1).architecture("x").tensor("a", std::move(dims), 0, offset).data(std::string(64, 'x'));
+}
+
+TEST(Cases, case_state_g1) {  // products and paddings that wrap
+  EXPECT_SAYS(gguf_error(one_tensor({4})), "no error");
+  EXPECT_SAYS(gguf_error(one_tensor({(uint64_t{1} << 42) + 1})), "ends behind the end of the file");
+  EXPECT_SAYS(gguf_error(one_tensor({(uint64_t{1} << 42) + 1, 1 << 20})), "impossible shape");
+  EXPECT_SAYS(gguf_error(one_tensor({uint64_t{1} << 62})), "impossible shape");       // times four bytes it wraps to 0
+  EXPECT_SAYS(gguf_error(one_tensor({1 << 16, 1 << 16, 1 << 16, 1 << 16})), "impossible shape");  // the product wraps to 0
+  EXPECT_SAYS(gguf_error(one_tensor({UINT64_MAX})), "impossible shape");
+  EXPECT_SAYS(gguf_error(one_tensor({1, 1, 1, 1, 1})), "5 dimensions");
+  EXPECT_SAYS(gguf_error(one_tensor({4}, uint64_t{1} << 40)), "begins behind the end");
+  for (const uint32_t alignment : {0u, 3u, 1u << 31, UINT32_MAX})
+    EXPECT_SAYS(gguf_error(GgufBuilder().head(0, 2).architecture("x").key("general.alignment", 4).number(alignment)), "alignment");
+  EXPECT_SAYS(gguf_error(GgufBuilder().head(0, uint64_t{1} << 63).architecture("x")), "number of keys");
+}
+
+TEST(Cases, case_state_g3) {  // more dimensions than any format has, lengths past the map; these tests run in the release build too
+  for (const size_t n : {9, 64, 1000}) EXPECT_SAYS(gguf_error(one_tensor(std::vector<uint64_t>(n, 1))), std::to_string(n) + " dimensions");
+  EXPECT_SAYS(gguf_error(GgufBuilder().head(0, 1).key("k", 8).number<uint64_t>(1000).data("short")), "length of a text");
+  EXPECT_SAYS(gguf_error(GgufBuilder().head(0, 1).number<uint64_t>(UINT64_MAX).data(std::string(64, 'x'))), "length of a text");
+}
+
+TEST(Cases, case_state_g4) {  // a dozen heads of safetensors, each refused
+  const std::string four(4, 'x');
+  const auto one = [](const std::string& shape, const std::string& offsets) {
+    return R"({"a":{"dtype":"BF16","shape":)" + shape + R"(,"data_offsets":)" + offsets + "}}";
+  };
+  EXPECT_SAYS(st_error(one("[2]", "[0,4]"), four), "no error");
+  for (const std::string& bad :
+       {one("[2]", "[4,0]"), one("[2]", "[-4,0]"), one("[2]", "[0,18446744073709551620]"), one("[2]", "[0,2]"), one("[3]", "[0,4]"),
+        one("[2]", "[2,6]"), one("[9223372036854775807,2]", "[0,4]"), one("[-2]", "[0,4]"),
+        std::string(R"({"a":{"dtype":"BF16","shape":[2],"data_offsets":[0,4]},"b":{"dtype":"BF16","shape":[1],"data_offsets":[2,4]}})"),
+        std::string(R"({"a":{"dtype":"BF16","shape":[1],"data_offsets":[0,2]},"b":{"dtype":"BF16","shape":[0],"data_offsets":[4,4]}})")})
+    EXPECT_NE(st_error(bad, four), "no error") << bad;
+  for (const uint64_t n : {UINT64_MAX, UINT64_MAX - 7, uint64_t{100 << 20} + 1}) {  // 8 + length wraps; above the cap of 100 MiB
+    std::string text(64, ' ');
+    std::memcpy(text.data(), &n, 8);
+    const auto r = read_safetensors(bytes_of(text), "f");
+    ASSERT_FALSE(r);
+    EXPECT_SAYS(r.error().text(), "header");
+  }
+}
+
 TEST(Safetensors, header_is_checked) {
   const std::string two(2, 'x');
   EXPECT_SAYS(st_error(R"({"a":{"dtype":"BF16","shape":[1],"data_offsets":[0,2]}})", two), "no error");

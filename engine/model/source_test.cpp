@@ -120,6 +120,16 @@ TEST(Source, type_of_another_version_is_listed_and_refused_by_name_when_asked_fo
   EXPECT_EQ(n, 12 + 163 + 43 + 120);
 }
 
+TEST(Cases, case_state_g5) {  // a type nobody knows is listed, so that a listing works, and refused by name when the tensor is wanted
+  const std::string head = R"({"a":{"dtype":"F99","shape":[2],"data_offsets":[0,4]}})";
+  const auto file = read_safetensors(testing_files::bytes_of(testing_files::safetensors(head, "xxxx")), "f.safetensors");
+  ASSERT_TRUE(file) << file.error().text();
+  const Status s = check_type(file->tensors[0], "f.safetensors");
+  ASSERT_FALSE(s);
+  EXPECT_EQ(s.error().code, Code::kUnsupported);
+  for (const char* part : {"f.safetensors", "'a'", "F99"}) EXPECT_NE(s.error().text().find(part), std::string::npos) << s.error().text();
+}
+
 TEST(Source, block_sizes_are_those_of_the_quant_vectors) {
   std::ifstream in(std::string(kGolden) + "/quant/gguf.safetensors", std::ios::binary);
   const std::string text(std::istreambuf_iterator<char>(in), {});

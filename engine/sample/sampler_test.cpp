@@ -94,23 +94,54 @@ TEST(Sampler, LogprobsAreOfTheModel) {
   EXPECT_NEAR(r.top[1].logprob, std::log(0.3f), 1e-6);
 }
 
-TEST(Cases, case_state_f4_f5_edges) {
+std::vector<float> hilly_logits() {
   std::vector<float> logits(50);
   for (size_t i = 0; i < logits.size(); i++) logits[i] = static_cast<float>(i * 7919 % 13);
   logits[30] = 20;
-  SamplingParams zero_p, all_k, one_min;
+  return logits;
+}
+
+TEST(Cases, case_state_f4) {  // temperature 0 divides by nothing; a tie goes to the lowest id
+  std::vector<float> logits = hilly_logits();
+  SamplingParams greedy;
+  greedy.temperature = 0;
+  EXPECT_EQ(draw(logits, greedy), 30);
+  logits[41] = logits[12] = 20;
+  EXPECT_EQ(draw(logits, greedy), 12);
+  SamplingParams cold;  // almost zero: the quotient overflows float, the choice must not
+  cold.temperature = 1e-30f;
+  EXPECT_EQ(draw(hilly_logits(), cold), 30);
+}
+
+TEST(Cases, case_state_f5) {  // the edges of every range
+  const std::vector<float> logits = hilly_logits();
+  SamplingParams zero_p, one_p, all_k, no_k, one_min;
   zero_p.top_p = 0;
+  one_p.top_p = 1;
   all_k.top_k = 1'000'000;
+  no_k.top_k = 0;
   one_min.min_p = 1;
   for (int i = 0; i < 200; i++) {
     EXPECT_EQ(draw(logits, zero_p, i), 30);
     EXPECT_EQ(draw(logits, one_min, i), 30);
     EXPECT_LT(draw(logits, all_k, i), 50);
+    EXPECT_EQ(draw(logits, all_k, i), draw(logits, no_k, i));  // both mean: every token
+    EXPECT_EQ(draw(logits, one_p, i), draw(logits, no_k, i));
   }
   SamplingParams banned;
   for (int32_t id = 0; id < 50; id++)
     if (id != 7) banned.logit_bias.emplace_back(id, -100.0f);
   EXPECT_EQ(draw(logits, banned), 7);
+  SamplingParams none_left = zero_p;  // every filter at its strictest: one candidate remains
+  none_left.top_k = 1;
+  none_left.min_p = 1;
+  EXPECT_EQ(draw(logits, none_left), 30);
+  for (const float penalty : {-2.0f, 2.0f}) {
+    SamplingParams p;
+    p.presence_penalty = p.frequency_penalty = penalty;
+    EXPECT_TRUE(check(p, 50));
+    EXPECT_LT(draw(logits, p), 50);
+  }
   for (const uint64_t seed : {uint64_t{0}, static_cast<uint64_t>(-5), uint64_t{1} << 63}) {
     SamplingParams p;
     p.seed = seed;
