@@ -1,49 +1,32 @@
 // The fuzzers' corpus, each file as it is, cut, and with bits flipped; and an entry as version 1 of the store wrote it.
 #include <gtest/gtest.h>
 
-#include <cstring>
-#include <filesystem>
-#include <fstream>
-#include <random>
-
+#include "base/fuzz_corpus.h"
 #include "engine/model/fuzz_drive.h"
 #include "engine/model/store.h"
 
 namespace carrel {
 namespace {
 
-namespace fs = std::filesystem;
 const std::string kData = "engine/model/testdata";
 
-void run_corpus(const std::string& name, int at_least, bool (*drive)(std::span<const std::byte>)) {
-  int n = 0;
-  std::mt19937_64 rng(11);
-  for (const auto& file : fs::directory_iterator(kData + "/" + name)) {
-    std::ifstream in(file.path(), std::ios::binary);
-    std::string text(std::istreambuf_iterator<char>(in), {});
-    const auto bytes = std::as_bytes(std::span(text));
-    EXPECT_TRUE(drive(bytes)) << file.path();
-    for (size_t cut = 0; cut < bytes.size(); cut += 1 + bytes.size() / 100)
-      EXPECT_TRUE(drive(bytes.first(cut))) << file.path() << " cut at " << cut;
-    for (int i = 0; i < 500; i++) {
-      char& c = text[rng() % text.size()];
-      const char was = std::exchange(c, static_cast<char>(rng()));
-      EXPECT_TRUE(drive(bytes)) << file.path() << " with a changed byte, round " << i;
-      if (i % 4 != 0) c = was;  // some changes pile up
-    }
-    n++;
-  }
-  EXPECT_GE(n, at_least);
+template <bool (*drive)(std::span<const std::byte>)>
+bool text(std::string_view s) {
+  return drive(std::as_bytes(std::span(s)));
 }
 
 TEST(Corpus, safetensors) {
-  run_corpus("safetensors", 10, fuzz::safetensors);
+  fuzz::run_corpus(kData + "/safetensors", 10, text<fuzz::safetensors>);
 }
 TEST(Corpus, gguf) {
-  run_corpus("gguf", 13, fuzz::gguf);
+  fuzz::run_corpus(kData + "/gguf", 13, text<fuzz::gguf>);
 }
 TEST(Corpus, store) {
-  run_corpus("store", 2, fuzz::store);
+  fuzz::run_corpus(kData + "/store", 2, text<fuzz::store>);
+}
+
+TEST(Corpus, family) {
+  fuzz::run_corpus(kData + "/family", 20, text<fuzz::family>, {.n_cuts = 40, .n_changes = 300});
 }
 
 constexpr const char* kDigest = "1fc0b1790b9a9df3616edbcf816fa555f52d9b8c727ec04d9669c35aee75bf88";
