@@ -43,7 +43,10 @@ size_t space_after(std::string_view text, size_t end) {
 
 void AddedTokenMatcher::build() {
   std::erase_if(tokens_, [](const AddedToken& t) { return t.content.empty(); });
-  std::sort(tokens_.begin(), tokens_.end(), [](const AddedToken& a, const AddedToken& b) { return a.content < b.content; });
+  // Of equal spellings (a normalizer may make them equal) the first one counts.
+  std::stable_sort(tokens_.begin(), tokens_.end(), [](const AddedToken& a, const AddedToken& b) { return a.content < b.content; });
+  const auto equal = std::unique(tokens_.begin(), tokens_.end(), [](const AddedToken& a, const AddedToken& b) { return a.content == b.content; });
+  tokens_.erase(equal, tokens_.end());
   by_first_byte_ = {};
   for (size_t i = 0; i < tokens_.size(); ++i) {
     Span& s = by_first_byte_[static_cast<uint8_t>(tokens_[i].content[0])];
@@ -60,7 +63,7 @@ const AddedToken* AddedTokenMatcher::longest_at(std::string_view text, size_t at
     const AddedToken& shortest = tokens_[range.begin];
     if (shortest.content.size() == depth) {
       if (!shortest.special || at + depth <= special_end) best = &shortest;
-      while (range.begin < range.end && tokens_[range.begin].content.size() == depth) ++range.begin;
+      ++range.begin;
     }
     if (at + depth >= text.size()) break;
     const uint8_t c = static_cast<uint8_t>(text[at + depth]);
@@ -88,7 +91,7 @@ std::vector<Segment> AddedTokenMatcher::split(std::string_view text, std::span<c
     if (token->special && !runs[run].allow_special) continue;
     if (token->single_word && touches_words(text, begin, end)) continue;
     if (token->lstrip) begin = space_before(text, begin, std::min(done, begin));
-    if (token->rstrip) end = space_after(text, end);
+    if (token->rstrip) end = space_after(text, std::max(end, done));  // what an earlier one took is space all the way
     if (begin > done) out.push_back({kNoToken, {done, begin}});
     out.push_back({token->id, {begin, end}});
     done = std::max(done, end);

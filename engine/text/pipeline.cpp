@@ -32,16 +32,11 @@ constexpr ByteChars make_byte_chars() {
 }
 constexpr ByteChars kByteChars = make_byte_chars();
 
-std::string replace_all(std::string_view text, const std::string& from, const std::string& to) {
-  std::string out;
-  size_t at = 0;
-  for (size_t hit; !from.empty() && (hit = text.find(from, at)) != text.npos; at = hit + from.size()) {
-    out.append(text.substr(at, hit - at)).append(to);
-  }
-  return out.append(text.substr(at));
+std::unexpected<Error> grown() {
+  return fail(Code::kExhausted, "the text grows more than 64-fold while it is normalized; use a model with another tokenizer");
 }
 
-Result<std::string> replace_matches(std::string_view text, const ReplaceRegex& step) {
+Result<std::string> replace_matches(std::string_view text, const ReplaceRegex& step, size_t max_bytes) {
   CARREL_ASSIGN(std::u32string cps, from_utf8(text));
   std::vector<uint8_t> kinds = step.from.kinds(cps);
   CARREL_ASSIGN(std::vector<Span> hits, step.from.find_all(kinds.data(), kinds.size()));
@@ -50,6 +45,7 @@ Result<std::string> replace_matches(std::string_view text, const ReplaceRegex& s
   for (const Span& hit : hits) {
     for (; at < hit.begin; ++at) append_utf8(out, cps[at]);
     out += step.to;
+    if (out.size() > max_bytes) return grown();
     at = hit.end;
   }
   for (; at < cps.size(); ++at) append_utf8(out, cps[at]);
@@ -66,9 +62,10 @@ Result<std::string> strip(std::string_view text, const StripSpace& step) {
 
 struct RunNormalizer {
   const std::string& text;
+  size_t max_bytes;
   Result<std::string> operator()(NormalForm form) const { return normalize(text, form); }
-  Result<std::string> operator()(const ReplaceText& s) const { return replace_all(text, s.from, s.to); }
-  Result<std::string> operator()(const ReplaceRegex& s) const { return replace_matches(text, s); }
+  Result<std::string> operator()(const ReplaceText& s) const { return replace_all(text, s, max_bytes); }
+  Result<std::string> operator()(const ReplaceRegex& s) const { return replace_matches(text, s, max_bytes); }
   Result<std::string> operator()(const PrependText& s) const { return text.empty() ? text : s.text + text; }
   Result<std::string> operator()(const StripSpace& s) const { return strip(text, s); }
   Result<std::string> operator()(const LowerCase&) const {
@@ -240,6 +237,16 @@ struct RunSplitter {
 
 }  // namespace
 
+Result<std::string> replace_all(std::string_view text, const ReplaceText& step, size_t max_bytes) {
+  std::string out;
+  size_t at = 0;
+  for (size_t hit; !step.from.empty() && (hit = text.find(step.from, at)) != text.npos; at = hit + step.from.size()) {
+    out.append(text.substr(at, hit - at)).append(step.to);
+    if (out.size() > max_bytes) return grown();
+  }
+  return out.append(text.substr(at));
+}
+
 char32_t char_of_byte(uint8_t byte) {
   return kByteChars.to[byte];
 }
@@ -261,10 +268,11 @@ std::optional<std::string> bytes_of_chars(std::string_view spelling) {
 
 Result<std::string> Normalizer::run(std::string_view text) const {
   std::string out(text);
+  const size_t max_bytes = max_grown_bytes(text.size());
   for (const NormalizerStep& step : steps_) {
-    CARREL_ASSIGN(std::string next, std::visit(RunNormalizer{out}, step));
+    CARREL_ASSIGN(std::string next, std::visit(RunNormalizer{out, max_bytes}, step));
     out = std::move(next);
-    if (out.size() > (size_t{1} << 30)) return fail(Code::kExhausted, "the text grows beyond 1 GiB while it is normalized; send less text");
+    if (out.size() > max_bytes) return grown();
   }
   return out;
 }

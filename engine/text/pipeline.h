@@ -35,7 +35,8 @@ class Normalizer {
  public:
   void add(NormalizerStep step) { steps_.push_back(std::move(step)); }
   bool empty() const { return steps_.empty(); }
-  /// Well-formed UTF-8 in and out. An empty text stays empty.
+  size_t n_steps() const { return steps_.size(); }
+  /// Well-formed UTF-8 in and out. An empty text stays empty. kExhausted when it grows more than 64-fold (beyond its first 4 KiB).
   Result<std::string> run(std::string_view text) const;
 
  private:
@@ -79,6 +80,7 @@ struct Words {
 class PreTokenizer {
  public:
   void add(SplitterStep step) { steps_.push_back(std::move(step)); }
+  size_t n_steps() const { return steps_.size(); }
   bool byte_level() const;
   /// `at_start`: the piece begins the whole text (Metaspace with scheme "first").
   Result<Words> run(std::string_view normalized, bool at_start) const;
@@ -86,6 +88,11 @@ class PreTokenizer {
  private:
   std::vector<SplitterStep> steps_;
 };
+
+/// `text` with every `from` replaced, left to right; kExhausted when it grows beyond `max_bytes`.
+Result<std::string> replace_all(std::string_view text, const ReplaceText& step, size_t max_bytes);
+/// The growth that replacements of all steps together may cause.
+constexpr size_t max_grown_bytes(size_t n_bytes) { return 64 * n_bytes + 4096; }
 
 /// The 256 characters of byte-level BPE: printable Latin-1 stands for itself, the rest for U+0100 onward.
 char32_t char_of_byte(uint8_t byte);

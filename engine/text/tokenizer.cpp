@@ -8,6 +8,7 @@ namespace carrel {
 namespace {
 
 constexpr size_t kMaxTextBytes = size_t{256} << 20;
+constexpr size_t kMaxAddedBytes = 512;  // of an added token, normalized or not: every position of a text is compared with it
 
 /// Control tokens by which published models end an answer, whatever their files name as EOS.
 constexpr std::string_view kEndSpellings[] = {"<|eot_id|>",
@@ -74,7 +75,9 @@ void Tokenizer::Impl::find_ends(std::span<const int32_t> more_ends) {
 }
 
 Status Tokenizer::Impl::finish(const std::vector<tok::AddedToken>& added, std::span<const int32_t> more_ends, Sha256 definition) {
+  const auto too_long = [](const std::string& s) { return fail(Code::kCorrupt, "is an added token of more than 512 bytes", "token '" + s.substr(0, 60) + "'"); };
   for (tok::AddedToken t : added) {
+    if (t.content.size() > kMaxAddedBytes) return too_long(t.content);
     tokens[static_cast<size_t>(t.id)].special = t.special;
     const bool late = t.normalized;
     if (!late || t.special) {
@@ -85,6 +88,7 @@ Status Tokenizer::Impl::finish(const std::vector<tok::AddedToken>& added, std::s
       continue;
     }
     CARREL_ASSIGN(t.content, normalizer.run(t.content));
+    if (t.content.size() > kMaxAddedBytes) return too_long(t.content);
     normalized.add(std::move(t));
   }
   raw.build();
@@ -123,6 +127,7 @@ Status Tokenizer::Impl::encode_words(std::string_view text, bool at_start, std::
 
 Status Tokenizer::Impl::encode(std::string_view text, std::span<const tok::Run> runs, std::vector<int32_t>& out) const {
   const bool mixed = runs.size() > 1 && !normalizer.empty();
+  size_t first = 0;  // the first run that is not wholly before the piece: pieces and runs both rise
   for (const tok::Segment& s : (mixed ? raw_mixed : raw).split(text, runs)) {
     if (s.id != tok::kNoToken) {
       out.push_back(s.id);
@@ -134,8 +139,10 @@ Status Tokenizer::Impl::encode(std::string_view text, std::span<const tok::Run> 
     if (mixed || runs.size() <= 1) {
       inner.push_back({clean.size(), !mixed && !runs.empty() && runs[0].allow_special});
     } else {  // no normalizer: the runs move with the piece
-      for (const tok::Run& r : runs) {
-        if (r.end > s.span.begin) inner.push_back({std::min(r.end, s.span.end) - s.span.begin, r.allow_special});
+      while (first < runs.size() && runs[first].end <= s.span.begin) ++first;
+      for (size_t i = first; i < runs.size(); ++i) {
+        inner.push_back({std::min(runs[i].end, s.span.end) - s.span.begin, runs[i].allow_special});
+        if (runs[i].end >= s.span.end) break;
       }
     }
     for (const tok::Segment& t : normalized.split(clean, inner)) {

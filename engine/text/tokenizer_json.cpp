@@ -48,7 +48,9 @@ class Loader {
     CARREL_TRY(read_added(at(root, "added_tokens")));
     CARREL_TRY(read_config_tokens(config));
     CARREL_TRY(read_ends(root, config));
-    for (auto& t : impl_->tokens) t.bytes = decoder_.bytes_of(t.text);
+    for (auto& t : impl_->tokens) {
+      CARREL_ASSIGN(t.bytes, decoder_.bytes_of(t.text));
+    }
     // An added token of a byte-level vocabulary is written as it is read: its spelling never went through the byte alphabet.
     for (const AddedToken& t : added_) {
       if (decoder_.byte_level) impl_->tokens[static_cast<size_t>(t.id)].bytes = t.content;

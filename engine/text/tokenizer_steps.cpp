@@ -7,6 +7,9 @@ namespace {
 using nlohmann::json;
 
 constexpr int kMaxDepth = 8;
+constexpr size_t kMaxSteps = 64;         // of a section, nested sequences included
+constexpr size_t kMaxReplaceBytes = 64;  // what is put in for one match
+constexpr size_t kMaxTemplateIds = 256;
 
 std::unexpected<Error> corrupt(const char* section, const std::string& what) {
   return fail(Code::kCorrupt, what, std::string("tokenizer.json: ") + section);
@@ -35,7 +38,7 @@ template <class F>
 Status for_each(const json& j, const char* section, const char* name, F&& each) {
   const json& items = field(j, name);
   if (!items.is_array()) return corrupt(section, std::string("Sequence without ") + name);
-  if (items.size() > 64) return corrupt(section, "more than 64 steps");
+  if (items.size() > kMaxSteps) return corrupt(section, "more than 64 steps");
   for (const json& item : items) CARREL_TRY(each(item));
   return {};
 }
@@ -125,6 +128,7 @@ Result<std::string> text_field(const json& j, const char* name, std::string fall
 Status read_normalizer(const json& j, Normalizer& out, int depth) {
   constexpr const char* kSection = "normalizer";
   if (j.is_null()) return {};
+  if (out.n_steps() >= kMaxSteps) return corrupt(kSection, "more than 64 steps");
   CARREL_ASSIGN(std::string type, type_of(j, kSection, depth));
   if (type == "Sequence") return for_each(j, kSection, "normalizers", [&](const json& x) { return read_normalizer(x, out, depth + 1); });
   if (type == "NFC")
@@ -137,6 +141,7 @@ Status read_normalizer(const json& j, Normalizer& out, int depth) {
     out.add(NormalForm::kNfkd);
   else if (type == "Prepend") {
     CARREL_ASSIGN(std::string text, text_field(j, "prepend", ""));
+    if (text.size() > kMaxReplaceBytes) return corrupt(kSection, "Prepend of more than 64 bytes");
     out.add(PrependText{std::move(text)});
   } else if (type == "Strip") {
     CARREL_ASSIGN(bool left, bool_field(j, "strip_left", true));
@@ -145,6 +150,7 @@ Status read_normalizer(const json& j, Normalizer& out, int depth) {
   } else if (type == "Replace") {
     CARREL_ASSIGN(Pattern pattern, pattern_of(j, kSection));
     CARREL_ASSIGN(std::string content, text_field(j, "content", ""));
+    if (content.size() > kMaxReplaceBytes) return corrupt(kSection, "Replace by more than 64 bytes");
     if (!pattern.is_regex) {
       out.add(ReplaceText{std::move(pattern.text), std::move(content)});
     } else {
@@ -160,6 +166,7 @@ Status read_normalizer(const json& j, Normalizer& out, int depth) {
 Status read_pre_tokenizer(const json& j, PreTokenizer& out, int depth) {
   constexpr const char* kSection = "pre_tokenizer";
   if (j.is_null()) return {};
+  if (out.n_steps() >= kMaxSteps) return corrupt(kSection, "more than 64 steps");
   CARREL_ASSIGN(std::string type, type_of(j, kSection, depth));
   if (type == "Sequence")
     return for_each(j, kSection, "pretokenizers", [&](const json& x) { return read_pre_tokenizer(x, out, depth + 1); });
@@ -219,6 +226,7 @@ Status read_template(const json& j, PostProcessor& out) {
       if (!id.is_number_integer() || id.get<int64_t>() < 0 || id.get<int64_t>() > kMaxTokenId)
         return corrupt(kSection, "an id out of range");
       (before ? made.prefix : made.suffix).push_back(id.get<int32_t>());
+      if (made.prefix.size() + made.suffix.size() > kMaxTemplateIds) return corrupt(kSection, "more than 256 special tokens around a text");
     }
     return {};
   }));
@@ -253,7 +261,7 @@ Status read_post_processor(const json& j, PostProcessor& out, int depth) {
   return unsupported(kSection, "'" + type.substr(0, 60) + "'");
 }
 
-std::string TokenDecoder::bytes_of(const std::string& spelling) const {
+Result<std::string> TokenDecoder::bytes_of(const std::string& spelling) const {
   if (byte_level) {
     if (auto raw = bytes_of_chars(spelling)) return *raw;
     return spelling;
@@ -266,7 +274,9 @@ std::string TokenDecoder::bytes_of(const std::string& spelling) const {
   }
   std::string out = spelling;
   for (const ReplaceText& r : replacements) {
-    for (size_t at = 0; !r.from.empty() && (at = out.find(r.from, at)) != out.npos; at += r.to.size()) out.replace(at, r.from.size(), r.to);
+    auto replaced = replace_all(out, r, max_grown_bytes(spelling.size()));
+    if (!replaced) return corrupt("decoder", "a token grows more than 64-fold");
+    out = std::move(*replaced);
   }
   if (spaces_between) out += ' ';
   return out;
@@ -274,6 +284,7 @@ std::string TokenDecoder::bytes_of(const std::string& spelling) const {
 
 Status read_decoder(const json& j, TokenDecoder& out, int depth) {
   constexpr const char* kSection = "decoder";
+  if (out.replacements.size() >= kMaxSteps) return corrupt(kSection, "more than 64 steps");
   if (j.is_null()) {
     out.spaces_between = depth == 0;
     return {};
@@ -288,7 +299,7 @@ Status read_decoder(const json& j, TokenDecoder& out, int depth) {
     CARREL_ASSIGN(Pattern pattern, pattern_of(j, kSection));
     CARREL_ASSIGN(std::string content, text_field(j, "content", ""));
     if (pattern.is_regex) return unsupported(kSection, "Replace by a regular expression");
-    if (content.size() > 64) return corrupt(kSection, "Replace by more than 64 bytes");
+    if (content.size() > kMaxReplaceBytes) return corrupt(kSection, "Replace by more than 64 bytes");
     out.replacements.push_back({std::move(pattern.text), std::move(content)});
   } else if (type == "Metaspace") {
     CARREL_ASSIGN(MetaspaceStep step, metaspace_of(j, kSection));

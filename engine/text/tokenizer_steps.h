@@ -30,7 +30,7 @@ struct TokenDecoder {
   std::vector<ReplaceText> replacements;  // in each token's spelling
 
   /// What a token of this spelling adds to the text.
-  std::string bytes_of(const std::string& spelling) const;
+  Result<std::string> bytes_of(const std::string& spelling) const;
 };
 Status read_decoder(const nlohmann::json& j, TokenDecoder& out, int depth = 0);
 
