@@ -4,6 +4,7 @@
 
 #include "app/api/errors.h"
 #include "app/api/fields.h"
+#include "app/api/tokenize.h"
 #include "base/log.h"
 #include "storage/source_net.h"
 
@@ -176,8 +177,8 @@ struct Api::Impl {
     if (path == "/readyz") ready(call);
     if (path == "/metrics") metrics(call);
     if (path == "/v1/models" || path == "/v1/models/{id}") models(call);
-    if (path == "/v1/tokenize") tokenize(call);
-    if (path == "/v1/detokenize") detokenize(call);
+    if (path == "/v1/tokenize") answer(call, tokenize_body(http.body, s.engine->model(), s.env));
+    if (path == "/v1/detokenize") answer(call, detokenize_body(http.body, s.engine->model()));
     if (path == "/v1/usage") usage(call);
     if (path == "/v1/cache") drop_cache(call);
     finish(call);
@@ -302,47 +303,9 @@ struct Api::Impl {
     call.out.body = dump(one) + "\n";
   }
 
-  void tokenize(Call& call) const {
-    const Model& model = s.engine->model();
-    const auto answer = [&]() -> Result<Json> {
-      CARREL_ASSIGN(const Json object, parse_body(call.http.body));
-      Fields f(object);
-      f.allow({"model"});
-      std::vector<int32_t> tokens;
-      if (const Json* messages = f.find("messages"); messages != nullptr) {
-        CARREL_ASSIGN(tokens, chat_tokens(model, dump(*messages), "", f.flag("add_generation_prompt", true), "", s.env->wall_ms()));
-      } else {
-        const Json* text = f.find("text");
-        if (text == nullptr || !text->is_string()) return fail(Code::kInvalidArgument, "must be a string (or give messages)", "text");
-        CARREL_ASSIGN(tokens, model.tokenizer().encode(text->get<std::string>(), {.add_special = f.flag("add_special", false), .parse_special = f.flag("parse_special", false)}));
-      }
-      CARREL_TRY(f.status());
-      return Json{{"tokens", tokens}, {"count", tokens.size()}, {"model", model.name()}};
-    }();
-    if (!answer) return set_error(call.out, answer.error(), call.http.id);
-    call.out.body = dump(*answer) + "\n";
-  }
-
-  void detokenize(Call& call) const {
-    const Model& model = s.engine->model();
-    const auto answer = [&]() -> Result<Json> {
-      CARREL_ASSIGN(const Json object, parse_body(call.http.body));
-      Fields f(object);
-      f.allow({"model"});
-      const Json* tokens = f.find("tokens");
-      if (tokens == nullptr || !tokens->is_array()) return fail(Code::kInvalidArgument, "must be an array of token ids", "tokens");
-      std::vector<int32_t> ids;
-      for (const Json& t : *tokens) {
-        if (!t.is_number_integer() || t.get<int64_t>() < 0 || t.get<int64_t>() >= model.graph().vocab)
-          return fail(Code::kInvalidArgument, "must hold token ids from 0 to " + std::to_string(model.graph().vocab - 1), "tokens");
-        ids.push_back(t.get<int32_t>());
-      }
-      const bool skip = f.flag("skip_special", false);
-      CARREL_TRY(f.status());
-      return Json{{"text", model.tokenizer().decode(ids, skip)}, {"model", model.name()}};
-    }();
-    if (!answer) return set_error(call.out, answer.error(), call.http.id);
-    call.out.body = dump(*answer) + "\n";
+  void answer(Call& call, Result<std::string> body) const {
+    if (!body) return set_error(call.out, body.error(), call.http.id);
+    call.out.body = std::move(*body);
   }
 
   void usage(Call& call) const {

@@ -1,29 +1,60 @@
 #include "app/api/fields.h"
 
 #include <cmath>
+#include <vector>
 
 namespace carrel {
 
-Result<Json> parse_body(const std::string& body) {
-  int depth = 0;
-  bool in_text = false;
+namespace {
+
+constexpr size_t kMaxDepth = 64;
+constexpr int64_t kMaxSearch = 1 << 24;
+
+/// Refuses what would cost more than its bytes are worth, before anything is built: nesting, and members, which an object that keeps their order
+/// finds by walking, so that n of them cost n²/2 comparisons. Text that is not JSON passes; the parser refuses it.
+Status check_shape(std::string_view body) {
+  std::vector<int64_t> n_members;
+  int64_t search = 0;
   for (size_t i = 0; i < body.size(); i++) {
-    const char c = body[i];
-    if (in_text) {
-      if (c == '\\') i++;
-      else if (c == '"') in_text = false;
-    } else if (c == '"') {
-      in_text = true;
-    } else if (c == '{' || c == '[') {
-      if (++depth > 64) return fail(Code::kInvalidArgument, "the request body is nested deeper than 64 levels");
-    } else if (c == '}' || c == ']') {
-      depth--;
+    switch (body[i]) {
+      case '"':
+        for (i++; i < body.size() && body[i] != '"'; i++)
+          if (body[i] == '\\') i++;
+        break;
+      case '{':
+      case '[':
+        if (n_members.size() == kMaxDepth) return fail(Code::kInvalidArgument, "the request body is nested deeper than 64 levels");
+        n_members.push_back(0);
+        break;
+      case '}':
+      case ']':
+        if (!n_members.empty()) n_members.pop_back();
+        break;
+      case ':':
+        if (n_members.empty()) break;
+        search += n_members.back()++;
+        if (search > kMaxSearch) return fail(Code::kInvalidArgument, "the request body has objects of too many members");
+        break;
+      default: break;
     }
   }
+  return {};
+}
+
+}  // namespace
+
+Result<Json> parse_body(const std::string& body) {
+  CARREL_TRY(check_shape(body));
   Json j = Json::parse(body, nullptr, false);
   if (j.is_discarded()) return fail(Code::kInvalidArgument, "the request body is not valid JSON (or not UTF-8)");
   if (!j.is_object()) return fail(Code::kInvalidArgument, "the request body must be a JSON object");
   return j;
+}
+
+bool has_text(const Json& object, const char* name, std::string_view value) {
+  if (!object.is_object()) return false;
+  const auto at = object.find(name);
+  return at != object.end() && at->is_string() && at->get_ref<const std::string&>() == value;
 }
 
 void Fields::wrong(const std::string& name, const std::string& what) {

@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/error.h"
@@ -11,11 +12,14 @@ namespace carrel {
 
 using Json = nlohmann::ordered_json;
 
-/// An object; kInvalidArgument for anything else, for nesting deeper than 64, and for text that is not UTF-8.
+/// An object; kInvalidArgument for anything else, for nesting deeper than 64, for objects of thousands of members, and for text that is not UTF-8.
 Result<Json> parse_body(const std::string& body);
 
 /// Text for JSON whatever the bytes are.
 inline std::string dump(const Json& j) { return j.dump(-1, ' ', false, Json::error_handler_t::replace); }
+
+/// Whether `object` is one and has the text `value` under `name`.
+bool has_text(const Json& object, const char* name, std::string_view value);
 
 /// One object's fields; the first error sticks and is asked for at the end.
 class Fields {

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 
 #include "app/api/fields.h"
@@ -28,7 +29,7 @@ void refuse_missing(Fields& f, Dialect dialect) {
     if (f.has("suffix") && !f.text("suffix", "").empty()) refuse("suffix", "insertion before a suffix");
     if (f.integer("best_of", 1, 1, 1) != 1) refuse("best_of", "best_of above 1");
   }
-  if (const Json* t = f.find("response_format"); t != nullptr && !(t->is_object() && t->value("type", "") == "text")) refuse("response_format", "constrained output");
+  if (const Json* t = f.find("response_format"); t != nullptr && !has_text(*t, "type", "text")) refuse("response_format", "constrained output");
 }
 
 void read_stop(Fields& f, Request& r) {
@@ -47,10 +48,10 @@ void read_bias(Fields& f, SamplingParams& p, int vocab) {
   if (j == nullptr) return;
   if (!j->is_object() || j->size() > 1024) return f.wrong("logit_bias", "must be an object of at most 1024 token ids");
   for (const auto& [key, value] : j->items()) {
-    char* end = nullptr;
-    const long id = std::strtol(key.c_str(), &end, 10);
-    if (key.empty() || *end != '\0' || id < 0 || id >= vocab || !value.is_number()) return f.wrong("logit_bias", "must map token ids below " + std::to_string(vocab) + " to numbers");
-    p.logit_bias.emplace_back(static_cast<int32_t>(id), value.get<float>());
+    int32_t id = -1;
+    const auto [end, wrong] = std::from_chars(key.data(), key.data() + key.size(), id);
+    if (wrong != std::errc{} || end != key.data() + key.size() || id < 0 || id >= vocab || !value.is_number()) return f.wrong("logit_bias", "must map token ids below " + std::to_string(vocab) + " to numbers");
+    p.logit_bias.emplace_back(id, value.get<float>());
   }
 }
 
@@ -152,7 +153,7 @@ Status check_messages(const Json* messages) {
     const Json content = m.contains("content") ? m["content"] : Json(nullptr);
     if (content.is_array()) {
       for (const Json& part : content)
-        if (!part.is_object() || part.value("type", "") != "text" || !part.contains("text") || !part["text"].is_string())
+        if (!has_text(part, "type", "text") || !part.contains("text") || !part["text"].is_string())
           return fail(Code::kInvalidArgument, "may hold parts of type text only", where + ".content");
     } else if (!content.is_string() && !(content.is_null() && m["role"] == "assistant")) {
       return fail(Code::kInvalidArgument, "must be a string or an array of text parts", where + ".content");
@@ -215,7 +216,7 @@ Result<GenerateCall> parse_generate(Dialect dialect, const std::string& body, co
   call.dialect = dialect;
   call.model = f.text("model", dialect == Dialect::kInfer ? model.name() : "");
   if (f.status() && call.model.empty()) return fail(Code::kInvalidArgument, "is required; this server has " + model.name(), "model");
-  if (f.status() && call.model != model.name()) return fail(Code::kNotFound, "there is no model \"" + call.model + "\"; this server has " + model.name(), "model");
+  if (f.status() && call.model != model.name()) return fail(Code::kNotFound, "there is no model \"" + call.model.substr(0, 80) + "\"; this server has " + model.name(), "model");
 
   Request r;
   r.id = request_id;
@@ -235,7 +236,11 @@ Result<GenerateCall> parse_generate(Dialect dialect, const std::string& body, co
   if (const Json* o = f.find("stream_options"); o != nullptr) {
     if (!o->is_object()) f.wrong("stream_options", "must be an object");
     else if (!call.stream) f.wrong("stream_options", "is allowed only with stream: true");
-    else call.include_usage = o->value("include_usage", false);
+    else {
+      Fields own(*o);
+      call.include_usage = own.flag("include_usage", false);
+      if (!own.status()) f.wrong("stream_options." + own.status().error().where, own.status().error().message);
+    }
   }
   const bool echo = dialect == Dialect::kCompletion && f.flag("echo", false);
   if (echo && call.logprobs) f.wrong("echo", "together with logprobs is not in this version");
