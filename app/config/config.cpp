@@ -7,10 +7,15 @@
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 
+#include "engine/model/json_text.h"
+
 extern char** environ;
 
 namespace carrel {
 namespace {
+
+constexpr size_t kMaxFileBytes = size_t{256} << 10;
+constexpr size_t kMaxNodes = 10'000;  // an alias may repeat a section, so that the size of the file is no bound
 
 std::vector<std::string> split(std::string_view text, char separator) {
   std::vector<std::string> out;
@@ -40,6 +45,11 @@ bool in_range(double x, std::string_view range) {
   parse_number(range.substr(0, dots), low);
   parse_number(range.substr(dots + 2), high);
   return x >= low && x <= high;
+}
+
+/// No value needs control characters, and they reach logs, paths and the canonical form.
+bool printable(const std::string& value) {
+  return is_utf8(value) && std::none_of(value.begin(), value.end(), [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7F; });
 }
 
 bool is_choice(const std::string& value, std::string_view range) {
@@ -99,7 +109,10 @@ Result<uint64_t> parse_size(std::string_view text) {
   static constexpr std::pair<std::string_view, double> kUnits[] = {{"", 1},    {"B", 1},          {"kB", 1e3},         {"KB", 1e3},       {"MB", 1e6},       {"GB", 1e9},
                                                                    {"TB", 1e12}, {"KiB", 1024.0}, {"MiB", 1048576.0}, {"GiB", 1073741824.0}, {"TiB", 1099511627776.0}};
   for (const auto& [name, factor] : kUnits)
-    if (unit == name) return static_cast<uint64_t>(x * factor);
+    if (unit == name) {
+      if (x * factor >= 0x1p63) return fail(Code::kInvalidArgument, "too large: " + std::string(text));
+      return static_cast<uint64_t>(x * factor);
+    }
   return fail(Code::kInvalidArgument, "unknown unit in " + std::string(text));
 }
 
@@ -109,7 +122,9 @@ Status Config::set(std::string_view key, const std::string& value, const std::st
     const std::string near = nearest_key(key);
     return fail(Code::kInvalidArgument, "unknown setting " + std::string(key) + (near.empty() ? "" : "; did you mean " + near + "?"), origin);
   }
-  if (const std::string wrong = fault(*s, value); !wrong.empty()) return fail(Code::kInvalidArgument, std::string(key) + " is \"" + value + "\": " + wrong, origin);
+  if (!printable(value)) return fail(Code::kInvalidArgument, std::string(key) + " holds a control character, or bytes that are not UTF-8", origin);
+  if (const std::string wrong = fault(*s, value); !wrong.empty())
+    return fail(Code::kInvalidArgument, std::string(key) + " is \"" + value.substr(0, 200) + "\": " + wrong, origin);
   if (!s->active) notes_.push_back(std::string(key) + " is not active in this version (" + origin + ")");
   given_[std::string(key)] = {value, origin};
   return {};
@@ -132,6 +147,8 @@ Status Config::set_alias(const Alias& alias, const std::string& value, const std
 }
 
 Status Config::read_yaml(std::string_view text, const std::string& file_name) {
+  if (text.size() > kMaxFileBytes) return fail(Code::kInvalidArgument, "is larger than " + std::to_string(kMaxFileBytes) + " bytes, which no configuration needs", file_name);
+  if (!is_utf8(text)) return fail(Code::kInvalidArgument, "is not UTF-8 text", file_name);
   YAML::Node root;
   try {
     root = YAML::Load(std::string(text));
@@ -145,14 +162,15 @@ Status Config::read_yaml(std::string_view text, const std::string& file_name) {
   std::vector<std::pair<std::string, YAML::Node>> stack{{"", root}};
   std::vector<std::pair<std::string, YAML::Node>> leaves;
   try {
-    while (!stack.empty()) {
+    for (size_t n_nodes = 0; !stack.empty(); n_nodes++) {
+      if (n_nodes > kMaxNodes) return fail(Code::kInvalidArgument, "has more than " + std::to_string(kMaxNodes) + " entries", file_name);
       auto [path, node] = stack.back();
       stack.pop_back();
       if (!node.IsMap() || find_setting(path) != nullptr) {
         leaves.emplace_back(path, node);
         continue;
       }
-      if (std::count(path.begin(), path.end(), '.') > 6 || leaves.size() > 10000) return fail(Code::kInvalidArgument, "is nested too deeply at " + path, file_name);
+      if (std::count(path.begin(), path.end(), '.') > 6) return fail(Code::kInvalidArgument, "is nested too deeply at " + path, file_name);
       std::vector<std::pair<std::string, YAML::Node>> children;
       for (const auto& item : node) {
         const std::string name = item.first.as<std::string>();

@@ -123,6 +123,7 @@ std::string_view to_string(SettingType type) {
 std::string_view to_string(Takes takes) { return takes == kRestart ? "restart" : takes == kNextRequest ? "next request" : "now"; }
 
 std::string nearest_key(std::string_view key) {
+  if (key.size() > 200) return {};
   std::string_view best;
   size_t least = key.size() / 2 + 1;
   for (const Setting& s : kSettings) {
