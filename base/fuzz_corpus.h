@@ -3,6 +3,7 @@
 #pragma once
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <random>
 #include <string>
 #include <string_view>
@@ -26,6 +27,9 @@ inline bool feed(Drive drive, std::string_view bytes) {
   const std::vector<char> exact(bytes.begin(), bytes.end());
   return drive({exact.data(), exact.size()});
 }
+
+/// Length of a hostile text: enough that quadratic work is minutes; CARREL_LONG asks for more.
+inline size_t long_bytes() { return std::getenv("CARREL_LONG") != nullptr ? size_t{1} << 20 : size_t{256} << 10; }
 
 /// `head`, then `piece` until there are `n_bytes`: what is quadratic in its length does not end before the suite's time limit.
 inline std::string repeated(std::string_view head, std::string_view piece, size_t n_bytes) {

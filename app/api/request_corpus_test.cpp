@@ -47,18 +47,18 @@ TEST(RequestFuzz, ObjectsOfTooManyMembersAreRefusedUnbuilt) {
 }
 
 TEST(RequestFuzz, LongBodiesEnd) {
-  constexpr size_t kLong = size_t{1} << 20;
+  const size_t n = fuzz::long_bytes();
   const std::string chat = R"({"model":"demo","messages":[)", user = R"({"role":"user","content":")";
   for (const char* piece : {"a", " ", "ab ", "\\n", "\\u0000", "<|", "<|im_start|>", "1", "\xF0\x9F\x98\x80", "\xCC\x81"}) {
-    EXPECT_TRUE(fuzz::feed(fuzz::request, fuzz::repeated(chat + user, piece, kLong) + "\"}]}")) << piece;
-    EXPECT_TRUE(fuzz::feed(fuzz::request, fuzz::repeated(R"({"model":"demo","prompt":")", piece, kLong) + "\"}")) << piece;
-    EXPECT_TRUE(fuzz::feed(fuzz::request, fuzz::repeated(R"({"text":")", piece, kLong) + "\"}")) << piece;
+    EXPECT_TRUE(fuzz::feed(fuzz::request, fuzz::repeated(chat + user, piece, n) + "\"}]}")) << piece;
+    EXPECT_TRUE(fuzz::feed(fuzz::request, fuzz::repeated(R"({"model":"demo","prompt":")", piece, n) + "\"}")) << piece;
+    EXPECT_TRUE(fuzz::feed(fuzz::request, fuzz::repeated(R"({"text":")", piece, n) + "\"}")) << piece;
   }
-  EXPECT_TRUE(fuzz::feed(fuzz::request, fuzz::repeated(chat + user + "x\"}", "," + user + "\"}", kLong) + "]}"));
-  EXPECT_TRUE(fuzz::feed(fuzz::request, fuzz::repeated(R"({"model":"demo","prompt":[1)", ",1", kLong) + "]}"));
-  EXPECT_TRUE(fuzz::feed(fuzz::request, fuzz::repeated(R"({"tokens":[1)", ",1", kLong) + "]}"));
-  EXPECT_TRUE(fuzz::feed(fuzz::request, fuzz::repeated(R"({"model":")", "m", kLong) + "\"}"));
-  EXPECT_TRUE(fuzz::feed(fuzz::request, fuzz::repeated("{", R"("a":1,)", kLong) + R"("b":1})"));
+  EXPECT_TRUE(fuzz::feed(fuzz::request, fuzz::repeated(chat + user + "x\"}", "," + user + "\"}", n) + "]}"));
+  EXPECT_TRUE(fuzz::feed(fuzz::request, fuzz::repeated(R"({"model":"demo","prompt":[1)", ",1", n) + "]}"));
+  EXPECT_TRUE(fuzz::feed(fuzz::request, fuzz::repeated(R"({"tokens":[1)", ",1", n) + "]}"));
+  EXPECT_TRUE(fuzz::feed(fuzz::request, fuzz::repeated(R"({"model":")", "m", n) + "\"}"));
+  EXPECT_TRUE(fuzz::feed(fuzz::request, fuzz::repeated("{", R"("a":1,)", n) + R"("b":1})"));
 }
 
 }  // namespace

@@ -61,6 +61,10 @@ const AddedToken* AddedTokenMatcher::longest_at(std::string_view text, size_t at
   const AddedToken* best = nullptr;
   for (size_t depth = 1; range.begin < range.end; ++depth) {
     const AddedToken& shortest = tokens_[range.begin];
+    if (range.end - range.begin == 1) {
+      const bool allowed = !shortest.special || at + shortest.content.size() <= special_end;
+      return allowed && text.substr(at).starts_with(shortest.content) ? &shortest : best;
+    }
     if (shortest.content.size() == depth) {
       if (!shortest.special || at + depth <= special_end) best = &shortest;
       ++range.begin;
