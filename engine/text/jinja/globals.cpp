@@ -139,7 +139,8 @@ Value strftime_now(Interp& in, const Args& a) {
 
 Value raise_exception(Interp& in, const Args& a) {
   const Value* message = a.find(0, "message");
-  in.raise(Code::kInvalidArgument, message != nullptr ? in.to_str(*message).bytes() : "the template refuses this conversation");
+  std::string words = message != nullptr ? in.to_str(*message).bytes() : "";
+  in.raise(Code::kInvalidArgument, words.empty() ? "the template refuses this conversation" : std::move(words));
 }
 
 }  // namespace

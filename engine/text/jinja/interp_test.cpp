@@ -143,6 +143,7 @@ TEST(Jinja, SaysWhereAndWhat) {
   EXPECT_EQ(raised.error().code, Code::kInvalidArgument);
   EXPECT_EQ(raised.error().message, "only user");
   EXPECT_EQ(raised.error().where, "template line 2");
+  EXPECT_EQ(render("{{ raise_exception('') }}").error().message, "the template refuses this conversation");
   EXPECT_EQ(render("{{ x.y }}").error().code, Code::kUnsupported);
 }
 
