@@ -27,12 +27,12 @@ done
 for s in $scripts; do
   [ -f tests/$s/run.sh ] && one $s sh tests/$s/run.sh "$preset"
 done
-# What a fuzzer finds on the way lies in build/fuzz/corpus and is its start the next time; what breaks a parser belongs into testdata.
+# What a fuzzer finds on the way lies in build/fuzz/corpus and is its start the next time. What breaks a parser is in build/fuzz/broken (its path
+# ends the log) and belongs into testdata, once mended.
 fuzz() { # PROGRAM CORPUS
   found=build/fuzz/corpus/$1 broken=build/fuzz/broken/$1
   mkdir -p "$found" "$broken"
   one "$1" build/fuzz/"$1" -max_total_time="${CARREL_FUZZ_SECONDS:-60}" -timeout=10 -rss_limit_mb=2048 -artifact_prefix="$broken/" "$found" "$2"
-  grep -h 'Test unit written to' build/$preset/"$1".log
 }
 if [ -n "${CARREL_LONG:-}" ] && [ ! -f build/fuzz/fuzzers.txt ]; then
   echo "skipped: the fuzzers are not built; ./dev test --long builds them"
