@@ -168,10 +168,10 @@ int cmd_bench(const BenchArgs& args) {
   if (!args.ops.empty()) flags["devices.ops"] = args.ops;
   if (args.threads > 0) flags["devices.threads"] = std::to_string(args.threads);
   auto room = open_engine_room(Env::real(), args.common.data_dir, "", flags);
-  if (!room) return report(room.error());
+  if (!room) return report(room.error(), args.common);
   Model& model = *room->model;
   auto figure = args.what == "decode" ? decode(Env::real(), model, args.tokens) : args.what == "prefill" ? prefill(Env::real(), model, args.tokens) : prefix(*room->engine, args.tokens);
-  if (!figure) return report(figure.error());
+  if (!figure) return report(figure.error(), args.common);
   (*figure)["model"] = model.name();
   (*figure)["ops"] = model.op_set();
   (*figure)["threads"] = model.team().size();

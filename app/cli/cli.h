@@ -94,7 +94,7 @@ int run_cli(int argc, char** argv);
 
 // ---- shared by the commands
 
-/// "carrel: message" on standard error; returns 1 (2 for kInvalidArgument).
-int report(const Error& error);
+/// "carrel: message" on standard error, with json also {"error": {code, message, object}} on standard output; returns 1 (2 for kInvalidArgument).
+int report(const Error& error, const CommonArgs& args);
 
 }  // namespace carrel

@@ -9,12 +9,9 @@ namespace carrel {
 
 int cmd_config_check(const ConfigArgs& args) {
   const auto text = read_file(Env::real(), args.file, 1 << 20);
-  if (!text) return report(text.error());
+  if (!text) return report(text.error(), args.common);
   const auto config = Config::load(*text, args.file, {}, {});
-  if (!config) {
-    if (args.common.json) std::printf("%s\n", nlohmann::ordered_json{{"ok", false}, {"error", config.error().text()}}.dump().c_str());
-    return report(config.error());
-  }
+  if (!config) return report(config.error(), args.common);
   if (args.common.json) {
     std::printf("%s\n", nlohmann::ordered_json{{"ok", true}, {"canonical", config->canonical_yaml()}, {"notes", config->notes()}}.dump().c_str());
     return 0;

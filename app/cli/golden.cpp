@@ -41,7 +41,7 @@ int cmd_golden(const GoldenArgs& args) {
   Json all = Json::array();
   for (const std::string& dir : args.dirs) {
     const auto report_of = check_golden(Env::real(), dir, options);
-    if (!report_of) return report(report_of.error());
+    if (!report_of) return report(report_of.error(), args.common);
     passed = passed && report_of->passed();
     for (const GoldenFile& f : report_of->files) {
       if (args.common.json) all.push_back(to_json(f));

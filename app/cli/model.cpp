@@ -112,13 +112,13 @@ Result<int> remove(const ModelArgs& args) {
   return 0;
 }
 
-int finish(const Result<int>& done) { return done ? *done : report(done.error()); }
+int finish(const Result<int>& done, const CommonArgs& args) { return done ? *done : report(done.error(), args); }
 
 }  // namespace
 
-int cmd_model_import(const ModelArgs& args) { return finish(import(args)); }
-int cmd_model_list(const ModelArgs& args) { return finish(list(args)); }
-int cmd_model_verify(const ModelArgs& args) { return finish(verify(args)); }
-int cmd_model_remove(const ModelArgs& args) { return finish(remove(args)); }
+int cmd_model_import(const ModelArgs& args) { return finish(import(args), args.common); }
+int cmd_model_list(const ModelArgs& args) { return finish(list(args), args.common); }
+int cmd_model_verify(const ModelArgs& args) { return finish(verify(args), args.common); }
+int cmd_model_remove(const ModelArgs& args) { return finish(remove(args), args.common); }
 
 }  // namespace carrel

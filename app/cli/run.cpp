@@ -14,12 +14,12 @@ int cmd_run(const RunArgs& args) {
   std::map<std::string, std::string> flags;
   if (!args.model.empty()) flags["model.path"] = args.model;
   auto room = open_engine_room(Env::real(), args.common.data_dir, args.common.config_file, flags);
-  if (!room) return report(room.error());
+  if (!room) return report(room.error(), args.common);
   const Model& model = *room->model;
   const bool raw = args.raw || model.chat_template() == nullptr;
   const nlohmann::json messages = nlohmann::json::array({{{"role", "user"}, {"content", args.prompt}}});
   auto prompt = raw ? model.tokenizer().encode(args.prompt, {.add_special = true, .parse_special = false}) : chat_tokens(model, messages.dump(), "", true, "", Env::real()->wall_ms());
-  if (!prompt) return report(prompt.error());
+  if (!prompt) return report(prompt.error(), args.common);
 
   Request r;
   r.id = "run";
@@ -28,7 +28,7 @@ int cmd_run(const RunArgs& args) {
   r.sampling.temperature = 0;
   r.max_new_tokens = args.max_tokens;
   auto stream = room->engine->submit(std::move(r));
-  if (!stream) return report(stream.error());
+  if (!stream) return report(stream.error(), args.common);
   std::string answer;
   for (;;) {
     auto event = (*stream)->next(1000);
@@ -39,7 +39,7 @@ int cmd_run(const RunArgs& args) {
       continue;
     }
     const Finish& f = std::get<Finish>(*event);
-    if (f.reason == FinishReason::kError) return report(f.error);
+    if (f.reason == FinishReason::kError) return report(f.error, args.common);
     if (args.common.json)
       std::printf("%s\n", nlohmann::ordered_json{{"output", answer}, {"prompt_tokens", f.usage.prompt_tokens}, {"completion_tokens", f.usage.completion_tokens}}
                               .dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace)

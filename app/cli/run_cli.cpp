@@ -2,6 +2,7 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <functional>
+#include <nlohmann/json.hpp>
 
 #include "app/cli/cli.h"
 
@@ -31,7 +32,11 @@ CLI::App* add(CLI::App& parent, const char* name, const char* what, Args& args, 
 
 }  // namespace
 
-int report(const Error& error) {
+int report(const Error& error, const CommonArgs& args) {
+  if (args.json) {
+    const nlohmann::ordered_json j{{"error", {{"code", to_string(error.code)}, {"message", error.text()}, {"object", error.where}}}};
+    std::printf("%s\n", j.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace).c_str());
+  }
   std::fprintf(stderr, "carrel: %s\n", error.text().c_str());
   return error.code == Code::kInvalidArgument ? 2 : 1;
 }

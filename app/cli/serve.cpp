@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <nlohmann/json.hpp>
 
 #include "app/cli/cli.h"
 #include "app/lifecycle/appliance.h"
@@ -29,7 +30,16 @@ Result<Config> load_config(const ServeArgs& args) {
   return Config::load(text, args.common.config_file, environment(), flags);
 }
 
-void greet(const Appliance& a) {
+/// What a script waits for. With json it is one document: url, and ca and key where there are any.
+void greet(const Appliance& a, bool json) {
+  if (json) {
+    nlohmann::ordered_json j{{"ready", a.url()}};
+    if (!a.ca_file().empty()) j["ca"] = a.ca_file();
+    if (a.first_key()) j["key"] = a.first_key()->key;
+    std::printf("%s\n", j.dump().c_str());
+    std::fflush(stdout);
+    return;
+  }
   if (a.first_key()) {
     std::printf("API key of tenant default, shown this once: %s\n", a.first_key()->key.c_str());
     std::printf("try: curl %s%s -H \"Authorization: Bearer %s\" %s/v1/models\n", a.ca_file().empty() ? "" : "--cacert ", a.ca_file().c_str(), a.first_key()->key.c_str(), a.url().c_str());
@@ -42,7 +52,7 @@ void greet(const Appliance& a) {
 
 int cmd_serve(const ServeArgs& args) {
   auto config = load_config(args);
-  if (!config) return report(config.error());
+  if (!config) return report(config.error(), args.common);
   log_setup(config->text("observe.log_level"), config->text("observe.log_format") == "json" ? LogFormat::kJson : LogFormat::kText);
 
   // Signals are taken here by waiting; blocked before any thread starts, so that no thread is interrupted.
@@ -53,8 +63,8 @@ int cmd_serve(const ServeArgs& args) {
   signal(SIGPIPE, SIG_IGN);
 
   auto appliance = Appliance::start(Env::real(), std::move(*config), args.common.data_dir);
-  if (!appliance) return report(appliance.error());
-  greet(**appliance);
+  if (!appliance) return report(appliance.error(), args.common);
+  greet(**appliance, args.common.json);
   for (;;) {
     const timespec second{1, 0};
     const int got = sigtimedwait(&signals, nullptr, &second);

@@ -19,9 +19,9 @@ int print(const Json& j) {
 template <class F>
 int with_catalog(const CommonArgs& common, F f) {
   auto catalog = open_catalog(Env::real(), common.data_dir);
-  if (!catalog) return report(catalog.error());
+  if (!catalog) return report(catalog.error(), common);
   auto done = f(**catalog);
-  return done ? *done : report(done.error());
+  return done ? *done : report(done.error(), common);
 }
 
 Json to_json(const TenantInfo& t) { return {{"name", t.name}, {"namespace", t.namespace_id}, {"created_ms", t.created_ms}, {"keys", t.n_keys}}; }

@@ -10,6 +10,7 @@ import tempfile
 import http.client
 
 BIN = os.environ["CARREL_BIN"]
+SANITIZED = re.search(r"/(asan|tsan)/", BIN) is not None  # several times slower
 
 
 class Server:
@@ -77,11 +78,14 @@ class Server:
     def stop(self):
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-            self.process.wait(30)
+            self.process.wait(120 if SANITIZED else 30)
         self.log.close()
+        with open(self.log.name) as f:
+            log = f.read()
         if self.own_data:
             shutil.rmtree(self.data, ignore_errors=True)
-        return self.process.returncode
+        if self.process.returncode != 0:
+            raise AssertionError(f"the server ended with status {self.process.returncode}:\n" + log[-6000:])
 
     def rss_bytes(self):
         with open(f"/proc/{self.process.pid}/statm") as f:
@@ -91,4 +95,6 @@ class Server:
 def run_serve(*args, data):
     """Runs `serve` that is expected to refuse; returns (status, stderr)."""
     out = subprocess.run([BIN, "serve", "--data", data, "--listen", "127.0.0.1:0", *args], capture_output=True, text=True, timeout=60)
+    if "Sanitizer" in out.stderr:
+        raise AssertionError(out.stderr)
     return out.returncode, out.stderr
