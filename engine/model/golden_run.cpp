@@ -59,6 +59,14 @@ Result<std::unique_ptr<GoldenModel>> load_golden_model(const OpenSource& open, O
   return m;
 }
 
+void note_error(GoldenFile& out, double ratio, const std::string& at) {
+  if (std::isnan(ratio)) ratio = INFINITY;
+  if (ratio > out.worst) {
+    out.worst = ratio;
+    out.worst_at = at;
+  }
+}
+
 std::vector<float> run_tokens(const GoldenModel& model, std::span<const int32_t> tokens, std::span<const int> steps,
                               std::span<const int32_t> wanted, PlainSequence& sequence, const GraphRunner::Probe& probe) {
   const size_t vocab = static_cast<size_t>(model.graph.vocab);
@@ -131,14 +139,6 @@ std::vector<int> chunk_sizes(size_t n_prompt) {
 
 size_t row_of(const Prompt& p, int32_t position) {
   return static_cast<size_t>(std::lower_bound(p.wanted.begin(), p.wanted.end(), position) - p.wanted.begin());
-}
-
-void note_error(GoldenFile& out, double ratio, const std::string& at) {
-  if (std::isnan(ratio)) ratio = INFINITY;
-  if (ratio > out.worst) {
-    out.worst = ratio;
-    out.worst_at = at;
-  }
 }
 
 double largest_difference(const float* a, const float* b, size_t n) {

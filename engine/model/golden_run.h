@@ -79,5 +79,9 @@ Status check_model(const OpenSource& open, const GoldenVectors& vectors, const F
 void localise(const GoldenModel& model, const GoldenVectors& vectors, GoldenFile& out);
 /// tests/golden/quant: gguf.safetensors.
 Status check_formats(Env* env, const std::string& dir, GoldenReport& report);
+/// Tokenizer, split patterns or chat templates in this folder, each a file of the report. False: there are none.
+bool check_texts(Env* env, const std::string& dir, GoldenReport& report);
+/// Keeps the largest error over its bound (NaN counts as infinite) and where it was.
+void note_error(GoldenFile& out, double ratio, const std::string& at);
 
 }  // namespace carrel

@@ -91,7 +91,7 @@ TEST(Golden, WhatALaterVersionReadsIsSkippedByName) {
 }
 
 TEST(Golden, AFolderWithoutVectorsIsAnError) {
-  EXPECT_EQ(check_golden(Env::real(), kGolden + "real", {}).error().code, Code::kNotFound);
+  EXPECT_EQ(check_golden(Env::real(), kGolden + "../config", {}).error().code, Code::kNotFound);
   EXPECT_EQ(check_golden(Env::real(), kGolden + "absent", {}).error().code, Code::kNotFound);
 }
 

@@ -56,6 +56,7 @@ TEST_P(Import, a_family_builds_the_same_from_the_store) {
   }
   EXPECT_EQ(direct->file_bytes(), model->weights->file_bytes());
   EXPECT_EQ(direct->memory_bytes(), model->weights->memory_bytes());
+  EXPECT_EQ(*direct->model_digest(), *model->weights->model_digest());  // state is shared whichever way the model came in
 }
 
 INSTANTIATE_TEST_SUITE_P(Golden, Import,

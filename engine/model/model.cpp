@@ -5,7 +5,7 @@
 #include <thread>
 
 #include "engine/model/family.h"
-#include "engine/model/gguf.h"
+#include "engine/model/source_text.h"
 #include "engine/model/store.h"
 #include "engine/model/weights.h"
 
@@ -40,20 +40,6 @@ Json parse_object(const std::string& text) {
   return j.is_object() ? j : Json::object();
 }
 
-GgufVocab to_vocab(const GgufTokenizer& t) {
-  GgufVocab v;
-  v.model = t.model;
-  v.pre = t.pre;
-  v.tokens = t.tokens;
-  v.scores = t.scores;
-  v.token_types = t.types;
-  v.merges = t.merges;
-  const auto id = [](int64_t x) { return x >= 0 && x <= INT32_MAX ? std::optional(static_cast<int32_t>(x)) : std::nullopt; };
-  v.bos_id = id(t.bos), v.eos_id = id(t.eos), v.unk_id = id(t.unk), v.eot_id = id(t.eot), v.eom_id = id(t.eom), v.pad_id = id(t.pad);
-  v.add_bos = t.add_bos, v.add_eos = t.add_eos, v.add_space_prefix = t.add_space_prefix;
-  return v;
-}
-
 Result<DType> kv_dtype_of(const std::string& name, const Ops& ops) {
   if (name == "auto") return ops.kv_dtype();
   if (name == "f32") return DType::kF32;
@@ -84,12 +70,7 @@ struct Model::Impl {
     add_end_ids(generation, end_ids);
     if (source->format() == SourceFormat::kHuggingFace) add_end_ids(parse_object(source->config_json()), end_ids);
     defaults = read_defaults(generation);
-    if (source->gguf_tokenizer() != nullptr) {
-      CARREL_ASSIGN(tokenizer, Tokenizer::from_gguf(to_vocab(*source->gguf_tokenizer()), end_ids));
-    } else {
-      if (source->tokenizer_json().empty()) return fail(Code::kNotFound, "has no tokenizer (tokenizer.json); Carrel cannot serve it", source->path());
-      CARREL_ASSIGN(tokenizer, Tokenizer::from_json({source->tokenizer_json(), source->tokenizer_config_json(), source->special_tokens_map_json()}, end_ids));
-    }
+    CARREL_ASSIGN(tokenizer, tokenizer_of(*source, end_ids));
     std::string text = source->chat_template();
     if (!template_file.empty()) {
       CARREL_ASSIGN(text, read_file(env, template_file, 4 << 20));

@@ -159,9 +159,9 @@ Result<std::span<std::byte>> WeightArena::take(size_t n_bytes) {
   return out;
 }
 
-Digest source_digest(const ModelSource& source, const std::vector<std::string>& tensors) {
+Digest source_digest(const ModelSource& source, const std::vector<std::string>& tensors, bool quantized) {
   ByteWriter w;
-  w.field("carrel model 1");
+  w.field(quantized ? "carrel quantized model 1" : "carrel model 1");
   w.u8(source.format() == SourceFormat::kGguf ? 1 : 0);
   for (const std::string* text : {&source.config_json(), &source.tokenizer_json(), &source.tokenizer_config_json(),
                                   &source.special_tokens_map_json(), &source.chat_template(), &source.generation_config_json()})

@@ -41,7 +41,8 @@ class WeightArena {
   int64_t used_ = 0;
 };
 
-/// Identity of a model that is loaded without import. Hashes the bytes of `tensors` (sorted, distinct).
-Digest source_digest(const ModelSource& source, const std::vector<std::string>& tensors);
+/// Identity of a model, imported or not: its texts and the bytes of `tensors` (sorted, distinct) as they came. `quantized`: import rounded
+/// the plain floats, which makes it another model.
+Digest source_digest(const ModelSource& source, const std::vector<std::string>& tensors, bool quantized);
 
 }  // namespace carrel

@@ -20,7 +20,7 @@
 namespace carrel {
 
 struct StoreEntry {
-  std::string digest;  // 64 hex digits: SHA-256 of the manifest, which holds those of everything else
+  std::string digest;  // 64 hex digits: SHA-256 of the manifest, which holds those of everything else; LoadedWeights::model_digest is another
   std::string path;    // its folder
   std::string name;    // as imported; empty when the note beside the manifest is lost
   std::string source;  // path it came from, for people

@@ -75,6 +75,7 @@ class ImportWeights final : public Weights {
   Manifest manifest() {
     Manifest m;
     m.format = source_.format();
+    m.identity = source_digest(source_, {used_.begin(), used_.end()}, options_.quantize);
     m.weights_bytes = end_;
     for (const std::string& name : used_) m.file_bytes += static_cast<int64_t>(source_.find(name)->bytes.size());
     for (const std::string& name : source_.tensor_names()) {

@@ -155,6 +155,7 @@ int64_t StoreWeights::file_bytes() const {
 }
 
 Result<Digest> StoreWeights::model_digest() const {
+  if (model_.manifest.identity) return *model_.manifest.identity;
   Digest d;
   const auto bytes = from_hex(model_.entry.digest);
   if (!bytes || bytes->size() != d.size()) return fail(Code::kInternal, "entry without a digest", model_.entry.path);

@@ -50,6 +50,7 @@ class Fields {
     std::memcpy(d.data(), bytes->data(), d.size());
     return d;
   }
+  bool has(const char* key) const { return get(key) != nullptr; }
   const Json& list(const char* key) {
     static const Json kEmpty = Json::array();
     const Json* v = get(key);
@@ -118,6 +119,7 @@ Manifest read_manifest(const Json& j, std::string* error) {
   const std::string format = f.text("source_format", 16);
   m.format = format == "gguf" ? SourceFormat::kGguf : SourceFormat::kHuggingFace;
   if (m.format != SourceFormat::kGguf && format != "huggingface") f.fail_with("source_format");
+  if (f.has("identity")) m.identity = f.digest("identity");
   m.weights_bytes = static_cast<uint64_t>(f.integer("weights_bytes", INT64_MAX / 2));
   m.file_bytes = f.integer("file_bytes", INT64_MAX / 2);
   for (const Json& e : f.list("texts")) {
@@ -147,6 +149,7 @@ Manifest read_manifest(const Json& j, std::string* error) {
 
 std::string encode_manifest(const Manifest& m) {
   Json j = {{"format", "carrel-model"}, {"version", 1}, {"source_format", m.format == SourceFormat::kGguf ? "gguf" : "huggingface"}};
+  if (m.identity) j["identity"] = hex(*m.identity);
   j["weights_bytes"] = m.weights_bytes;
   j["file_bytes"] = m.file_bytes;
   j["texts"] = Json::array();

@@ -1,6 +1,7 @@
 // The manifest of a store entry as values and as JSON; private to this folder. Layout: docs/formats/model_store.md. Pure.
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -44,6 +45,7 @@ struct SourceTensor {
 
 struct Manifest {
   SourceFormat format = SourceFormat::kHuggingFace;
+  std::optional<Digest> identity;  // of the model, the same as when it is loaded without import; absent in entries of the first imports
   uint64_t weights_bytes = 0;  // of the file
   int64_t file_bytes = 0;      // of the tensors in use as they came
   std::vector<StoredText> texts;

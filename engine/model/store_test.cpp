@@ -120,7 +120,7 @@ TEST(Store, an_imported_model_gives_the_same_bits) {
         EXPECT_EQ(std::memcmp(*direct->table(name, n), *stored->table(name, n), static_cast<size_t>(n) * 4), 0) << name;
       EXPECT_EQ(stored->shape(asked.matrices[0].tensor), direct->shape(asked.matrices[0].tensor));
       EXPECT_EQ(direct->file_bytes(), stored->file_bytes());
-      EXPECT_EQ(to_hex(*stored->model_digest()), entry->digest);
+      EXPECT_EQ(*stored->model_digest(), *direct->model_digest());
     }
   }
 }
@@ -172,6 +172,24 @@ TEST(Store, a_flipped_byte_in_any_other_file_is_named_by_file) {
   ASSERT_TRUE(list && list->size() == 1);
   EXPECT_NE((*list)[0].problem.find("manifest.json"), std::string::npos);
   EXPECT_EQ((*list)[0].name, "m");
+}
+
+TEST(Store, identity_is_that_of_the_source_unless_import_rounds) {
+  FaultEnv env;
+  const Small m = small_model();
+  ImportOptions rounded = named("r");
+  rounded.quantize = true;
+  const auto direct = weights_from_source(*m.source, kSame);
+  ASSERT_TRUE(ask(m.asked, *direct));
+  const auto as_it_is = import_source(&env, *m.source, kStore, named("m"), hook(m.asked));
+  const auto quantized = import_source(&env, *m.source, kStore, rounded, hook(m.asked));
+  ASSERT_TRUE(as_it_is && quantized);
+  const auto digest_of = [&](const StoreEntry& e) {
+    return *open_stored_model(&env, e.path, kSame, StoreVerify::kFull)->weights->model_digest();
+  };
+  EXPECT_EQ(digest_of(*as_it_is), *direct->model_digest());
+  EXPECT_NE(digest_of(*quantized), *direct->model_digest());
+  EXPECT_NE(to_hex(digest_of(*quantized)), quantized->digest);
 }
 
 TEST(Store, a_cut_weights_file_is_refused) {

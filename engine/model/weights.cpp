@@ -62,7 +62,7 @@ class SourceWeights final : public LoadedWeights {
     for (const std::string& name : asked_) n += static_cast<int64_t>(source_.find(name)->bytes.size());
     return n;
   }
-  Result<Digest> model_digest() const override { return source_digest(source_, {asked_.begin(), asked_.end()}); }
+  Result<Digest> model_digest() const override { return source_digest(source_, {asked_.begin(), asked_.end()}, false); }
 
  private:
   Result<std::span<std::byte>> take(size_t n_bytes) {

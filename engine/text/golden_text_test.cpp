@@ -7,6 +7,7 @@
 #include <cstdlib>
 
 #include "engine/model/gguf.h"
+#include "engine/model/source_text.h"
 #include "engine/text/tokenizer.h"
 
 namespace carrel {
@@ -59,11 +60,7 @@ TEST(GoldenText, split_patterns) {
 Result<std::shared_ptr<const Tokenizer>> from_gguf_file(const std::string& bytes, const std::string& name) {
   CARREL_ASSIGN(GgufFile file, read_gguf(std::as_bytes(std::span(bytes)), name));
   if (!file.tokenizer) return fail(Code::kNotFound, "no tokenizer", name);
-  const GgufTokenizer& t = *file.tokenizer;
-  const auto id = [](int64_t v) { return v < 0 ? std::nullopt : std::optional(static_cast<int32_t>(v)); };
-  GgufVocab v{t.model,   t.pre,     t.tokens,  t.scores,  t.types,   t.merges,  id(t.bos),         id(t.eos),
-              id(t.unk), id(t.eot), id(t.eom), id(t.pad), t.add_bos, t.add_eos, t.add_space_prefix};
-  return Tokenizer::from_gguf(v);
+  return Tokenizer::from_gguf(gguf_vocab(*file.tokenizer));
 }
 
 TEST(GoldenText, gguf_vocabulary_with_scores) {
@@ -74,27 +71,6 @@ TEST(GoldenText, gguf_vocabulary_with_scores) {
   auto t = from_gguf_file(*bytes, "vocab.gguf");
   ASSERT_TRUE(t) << t.error().text();
   expect_all(check_tokenizer(Env::real(), **t, dir + "/llama2_spm"), 8 * 292 + 46);
-}
-
-/// Real checkpoints in the folder CARREL_REAL_GGUF (see reference/real_models.md of the shared folder), if a developer has them at hand.
-TEST(GoldenText, real_vocabularies) {
-  const char* dir = std::getenv("CARREL_REAL_GGUF");
-  if (dir == nullptr) {
-    std::printf("skipped: CARREL_REAL_GGUF names no folder with real GGUF files (tests/real fetches them)\n");
-    GTEST_SKIP();
-  }
-  const struct {
-    const char *file, *golden;
-    std::vector<std::string> skip;
-  } models[] = {{"SmolLM2-135M-Instruct.Q4_1.gguf", "smollm2-135m-instruct-q4_1", {}},
-                {"gemma-3-270m-q4_k_m.gguf", "gemma-3-270m-q4_k_m", {}}};
-  for (const auto& m : models) {
-    auto bytes = read_file(Env::real(), std::string(dir) + "/" + m.file);
-    ASSERT_TRUE(bytes) << bytes.error().text();
-    auto t = from_gguf_file(*bytes, m.file);
-    ASSERT_TRUE(t) << t.error().text();
-    expect_all(check_token_cases(Env::real(), **t, std::string("tests/golden/real/") + m.golden + "/tokens.json", m.skip), 100);
-  }
 }
 
 }  // namespace

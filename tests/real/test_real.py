@@ -1,4 +1,4 @@
-"""A real checkpoint through the real door: imported, served, and held against the vectors of golden/real."""
+"""Real checkpoints: held against the vectors of golden/real by `carrel golden`, then imported, served, and asked over HTTPS."""
 import json
 import os
 import shutil
@@ -11,47 +11,73 @@ import unittest
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "api"))
 from harness import BIN, Server  # noqa: E402
 
-MODEL = os.environ["CARREL_REAL_MODEL"]
-GOLDEN = "tests/golden/real/smollm2-135m-instruct-q4_1"
+GOLDEN = "tests/golden/real/"
+SMOLLM2 = {"file": os.environ["SMOLLM2"], "golden": GOLDEN + "smollm2-135m-instruct-q4_1", "name": "smol"}
+GEMMA = {"file": os.environ["GEMMA"], "golden": GOLDEN + "gemma-3-270m-q4_k_m", "name": "gemma"}
 
 
-def first_token(server, ids):
-    status, r = server.call("/v1/completions", {"model": "smol", "prompt": ids, "max_tokens": 1, "temperature": 0, "logprobs": 20}, timeout=300)
-    assert status == 200, r
-    return r["choices"][0]
+def prompts(model):
+    with open(model["golden"] + "/prompts.json") as f:
+        return {p["id"]: p for p in json.load(f)["prompts"]}
 
 
-class SmolLM2(unittest.TestCase):
+class RealModel:
+    """Base of the tests of one model: imported once, served as each test wants it."""
+
+    model = None
+
     @classmethod
     def setUpClass(cls):
+        if not cls.model["file"]:
+            raise unittest.SkipTest("the checkpoint was not fetched")  # fetch.py printed why
         cls.data = tempfile.mkdtemp(prefix="carrel-real-")
-        out = subprocess.run([BIN, "model", "import", MODEL, "--name", "smol", "--data", cls.data, "--json"], capture_output=True, text=True)
+        cls.addClassCleanup(shutil.rmtree, cls.data, ignore_errors=True)
+        out = subprocess.run([BIN, "model", "import", cls.model["file"], "--name", cls.model["name"], "--data", cls.data, "--json"], capture_output=True, text=True)
         assert out.returncode == 0, out.stderr
-        cls.prompts = json.load(open(GOLDEN + "/prompts.json"))["prompts"]
+        cls.prompts = prompts(cls.model)
 
-    def serve(self, ops):
-        return Server("--model", "smol", data=self.data, env={"CARREL_DEVICES_OPS": ops, "CARREL_SERVER_TIMEOUT_SECONDS": "600"})
+    def serve(self, **env):
+        server = Server("--model", self.model["name"], data=self.data, env={"CARREL_SERVER_TIMEOUT_SECONDS": "600", **env})
+        self.addCleanup(server.stop)
+        server.key = server.key or server.cli("key", "create")["key"]
+        return server
 
-    def test_exact_path_within_a_thousandth(self):
-        server = self.serve("exact")
-        key = server.key or server.cli("key", "create")["key"]
-        server.key = key
-        try:
-            for p in self.prompts:
-                if p["n"] > 100:
-                    continue  # the long prompt: logprobs of every position are compared by the engine's own tests
-                choice = first_token(server, p["ids"])
-                want = {t: logit - p["logsumexp"] for t, logit, _ in p["top20"]}
-                self.assertLess(abs(choice["logprobs"]["token_logprobs"][0] - max(want.values())), 0.001, p["id"])
-                got = sorted(choice["logprobs"]["top_logprobs"][0].values(), reverse=True)
-                if len(got) == 20:  # tokens that are parts of characters share a spelling, and the dialect's dict keeps one of them
-                    for a, b in zip(got, sorted(want.values(), reverse=True)):
-                        self.assertLess(abs(a - b), 0.001, p["id"])
-                r = server.call("/v1/completions", {"model": "smol", "prompt": p["ids"], "max_tokens": len(p["greedy"]["ids"]), "temperature": 0, "ignore_eos": True}, timeout=300)[1]
-                text = server.call("/v1/detokenize", {"tokens": p["greedy"]["ids"], "skip_special": True})[1]["text"]
-                self.assertEqual(r["choices"][0]["text"], text, p["id"])
-        finally:
-            server.stop()
+    def ask(self, server, path, **body):
+        status, r = server.call(path, {"model": self.model["name"], "temperature": 0, **body}, timeout=300)
+        self.assertEqual(status, 200, r)
+        return r
+
+    def test_golden(self):
+        """Every prompt, text and template; `exact` within 0.001, `fast` within the limits of limits.json."""
+        out = subprocess.run([BIN, "golden", self.model["golden"], "--models", self.model["file"], "--ops", "fast", "--localise", "--json"], capture_output=True, text=True)
+        r = json.loads(out.stdout)
+        (f,) = r["files"]
+        print("golden {name}: worst {worst_over_bound:.3f} of its bound at {worst_at}; long prompt: KL {mean_kl:.5f}, same best token {top1:.4f}".format(**f), flush=True)
+        self.assertEqual((out.returncode, r["passed"], f["failures"], f.get("skipped")), (0, True, [], None))
+        self.assertEqual(f["prompts"], 7)
+        self.assertGreater(f["text_checks"], 150)
+
+    def test_exact_path_over_https(self):
+        server = self.serve(CARREL_DEVICES_OPS="exact")
+        for name in ("fact", "code"):
+            p = self.prompts[name]
+            r = self.ask(server, "/v1/completions", prompt=p["ids"], max_tokens=len(p["greedy"]["ids"]), logprobs=1, ignore_eos=True)
+            text = server.call("/v1/detokenize", {"tokens": p["greedy"]["ids"], "skip_special": True})[1]["text"]
+            self.assertEqual(r["choices"][0]["text"], text, name)
+            self.assertLess(abs(r["choices"][0]["logprobs"]["token_logprobs"][0] - (p["top20"][0][1] - p["logsumexp"])), 0.001, name)
+
+
+class SmolLM2(RealModel, unittest.TestCase):
+    model = SMOLLM2
+
+    def test_it_answers_a_chat(self):
+        server = self.serve()
+        r = self.ask(server, "/v1/chat/completions", messages=[{"role": "user", "content": "What is the capital of France?"}], max_tokens=20)
+        self.assertIn("Paris", r["choices"][0]["message"]["content"])
+        # Its special tokens are text in a user's mouth: the ids of a text hold none.
+        with open(self.model["golden"] + "/tokens.json") as f:
+            for s in json.load(f)["cases"][::5]:
+                self.assertEqual(server.call("/v1/tokenize", {"text": s["text"]})[1]["tokens"], s["ids_plain"], s["text"])
 
     def test_sampled_verification_finds_what_the_sample_missed(self):
         # One piece in sixteen is drawn at start. When the draw holds the damaged one, the start itself must refuse it by name; then another copy
@@ -90,20 +116,41 @@ class SmolLM2(unittest.TestCase):
             f.write(bytes([byte[0] ^ 1]))
         return data
 
-    def test_tokens_agree(self):
-        server = self.serve("fast")
-        server.key = server.key or server.cli("key", "create")["key"]
-        try:
-            strings = json.load(open(GOLDEN + "/tokens.json"))
-            strings = strings["cases"]
-            for s in strings:
-                status, r = server.call("/v1/tokenize", {"text": s["text"]})
-                self.assertEqual(r["tokens"], s.get("ids_plain", s["ids"]), s["text"])
-            status, r = server.call("/v1/chat/completions", {"model": "smol", "messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0, "max_tokens": 20}, timeout=300)
-            self.assertEqual(status, 200, r)
-            self.assertIn("Paris", r["choices"][0]["message"]["content"])
-        finally:
-            server.stop()
+
+class Gemma(RealModel, unittest.TestCase):
+    model = GEMMA
+
+    def test_a_chat_without_a_template_is_refused_with_the_way_out(self):
+        server = self.serve()
+        status, r = server.call("/v1/chat/completions", {"model": "gemma", "messages": [{"role": "user", "content": "Hello"}]})
+        self.assertEqual(status, 400, r)
+        self.assertEqual(r["error"]["type"], "invalid_request_error")
+        self.assertRegex(r["error"]["message"], "no chat template.*model.chat_template.*/v1/completions")
+        r = self.ask(server, "/v1/completions", prompt="The capital of France is", max_tokens=1)
+        self.assertEqual(r["choices"][0]["text"], " the")
+
+    def test_template_of_the_configuration_and_prefix_reuse(self):
+        """A 2,000-token prompt, then the same with another question: cached = nominal, and the bits equal a run with reuse off."""
+        server = self.serve(CARREL_MODEL_CHAT_TEMPLATE=os.path.join(os.path.dirname(__file__), "gemma_turns.jinja"))
+        r = server.call("/v1/tokenize", {"messages": [{"role": "user", "content": "Name three colours."}]})[1]
+        self.assertEqual(r["tokens"], self.prompts["turns"]["ids"])
+
+        page = self.prompts["long"]["text"]
+
+        def ask(question, **extra):
+            messages = [{"role": "user", "content": f"{page} Once more, for whoever was asleep: {page} And again: {page[:700]} {question}"}]
+            return self.ask(server, "/v1/chat/completions", messages=messages, max_tokens=8, logprobs=True, top_logprobs=5, **extra)
+
+        first = ask("What is the key called?")
+        self.assertGreater(first["usage"]["prompt_tokens"], 1990)
+        second = ask("Where does the gate key hang?")
+        cold = ask("Where does the gate key hang?", carrel={"reuse": False, "store": False})
+        u = second["usage"]
+        self.assertEqual(u["prompt_tokens_details"]["cached_tokens"], u["carrel"]["nominal"])
+        self.assertEqual(u["carrel"]["nominal"], u["carrel"]["effective"])
+        self.assertGreater(u["carrel"]["effective"], u["prompt_tokens"] - 2 * 64)
+        self.assertEqual(cold["usage"]["prompt_tokens_details"]["cached_tokens"], 0)
+        self.assertEqual(second["choices"], cold["choices"])  # text and every logprob
 
 
 if __name__ == "__main__":
