@@ -11,7 +11,7 @@ Status check_tenant_name(const std::string& name) {
   const bool good = !name.empty() && name.size() <= 64 && lower(name[0]) &&
                     std::all_of(name.begin(), name.end(), [&](char c) { return lower(c) || c == '-' || c == '_'; });
   if (good) return {};
-  return fail(Code::kInvalidArgument, "a tenant's name has 1 to 64 of a-z, 0-9, - and _, and starts with a letter or digit", "tenant");
+  return fail(Code::kInvalidArgument, "a tenant's name has 1 to 64 of a-z, 0-9, - and _, and starts with a letter or digit", "tenant '" + name.substr(0, 80) + "'");
 }
 
 Result<TenantRow> find_tenant(Db& db, const std::string& name) {
