@@ -13,12 +13,31 @@
 
 namespace carrel {
 
+namespace {
+
+/// Wakes the step thread. Streams share it, so that one that outlives its engine rings where nobody listens.
+struct Doorbell {
+  std::mutex mu;  // guards rung and, with it, what Engine::Impl says
+  std::condition_variable wake;
+  bool rung = false;
+
+  void ring() {
+    {
+      std::lock_guard lock(mu);
+      rung = true;
+    }
+    wake.notify_one();
+  }
+};
+
+}  // namespace
+
 struct Stream::Shared {
   std::mutex mu;  // guards events
   std::condition_variable ready;
   std::deque<Event> events;
   std::atomic<bool> cancelled{false};
-  std::function<void()> wake;  // the step thread, set once at submit
+  std::shared_ptr<Doorbell> bell;  // of the step thread; set once at submit
 
   void push(Event event) {
     {
@@ -33,7 +52,7 @@ Stream::~Stream() { cancel(); }
 
 void Stream::cancel() {
   if (!shared_ || shared_->cancelled.exchange(true)) return;
-  shared_->wake();
+  shared_->bell->ring();
 }
 
 std::optional<Event> Stream::next(int64_t timeout_ms) {
@@ -84,12 +103,15 @@ struct Engine::Impl {
   GraphRunner runner;
   Sampler sampler;
 
-  mutable std::mutex mu;  // guards queue, arrived, counters, stopping, draining, n_running
-  std::condition_variable wake, idle;
+  const std::shared_ptr<Doorbell> bell = std::make_shared<Doorbell>();
+  std::mutex& mu = bell->mu;  // guards queue, waiting, counters, stopping, draining, ending, next_id and the bell
+  std::condition_variable &wake = bell->wake, idle;
   FairQueue queue;
   std::unordered_map<uint64_t, std::unique_ptr<Job>> waiting;
   EngineStats counters;
-  bool stopping = false, draining = false, poked = false;
+  bool& poked = bell->rung;
+  bool stopping = false, draining = false;
+  bool ending = false;  // what is left is cancelled
   uint64_t next_id = 1;
   std::atomic<int64_t> heartbeat_ns{0};
 
@@ -114,14 +136,6 @@ struct Engine::Impl {
     }
     wake.notify_one();
     thread.join();
-  }
-
-  void poke() {
-    {
-      std::lock_guard lock(mu);
-      poked = true;
-    }
-    wake.notify_one();
   }
 
   void loop() {
@@ -157,8 +171,9 @@ struct Engine::Impl {
   /// Ends what was cancelled or ran out of time, waiting or running.
   void sweep() {
     const int64_t now = env->mono_ns();
+    bool all = false;
     const auto verdict = [&](const Job& job) -> std::optional<std::pair<FinishReason, Error>> {
-      if (job.out->cancelled) return std::pair{FinishReason::kCancelled, Error{}};
+      if (all || job.out->cancelled) return std::pair{FinishReason::kCancelled, Error{}};
       const int64_t age_ms = (now - job.submitted_ns) / 1'000'000;
       const Request& r = job.request;
       if (r.timeout_ms > 0 && age_ms >= r.timeout_ms)
@@ -170,6 +185,7 @@ struct Engine::Impl {
     std::vector<std::unique_ptr<Job>> ended;
     {
       std::lock_guard lock(mu);
+      all = ending;
       for (auto it = waiting.begin(); it != waiting.end();) {
         if (!verdict(*it->second)) {
           ++it;
@@ -178,6 +194,7 @@ struct Engine::Impl {
         queue.remove(it->first);
         ended.push_back(std::move(it->second));
         it = waiting.erase(it);
+        counters.running++;  // until its end is told; set right after the step
       }
     }
     for (auto& job : ended) {
@@ -201,6 +218,7 @@ struct Engine::Impl {
     auto job = std::move(at->second);
     waiting.erase(at);
     queue.remove(id);
+    counters.running++;  // else drain would miss it; set right after the step
     return job;
   }
 
@@ -333,29 +351,32 @@ struct Engine::Impl {
     const std::vector<SeqStep> steps = seqs;
     const std::vector<Job*> jobs = in_step;
     in_step.clear();
+    count(jobs, steps);  // before anybody learns that a request has ended
     size_t row = 0;
-    int64_t n_prefill = 0, n_decode = 0;
     for (size_t i = 0; i < jobs.size(); i++) {
       Job* job = jobs[i];
       const SeqStep& s = steps[i];
       const bool has_logits = row < outputs.size() && outputs[row] == s.first_token + s.n_tokens - 1;
       const float* mine = has_logits ? logits + static_cast<size_t>(row++) * static_cast<size_t>(model->graph().vocab) : nullptr;
-      (job->tokens.size() > job->n_prompt && s.n_tokens == 1 ? n_decode : n_prefill) += s.n_tokens;
-      {
-        std::lock_guard lock(mu);
-        queue.charge(job->request.tenant, s.n_tokens);
-      }
       if (Status advanced = job->sequence->advance(std::span(ids).subspan(static_cast<size_t>(s.first_token), static_cast<size_t>(s.n_tokens))); !advanced) {
         end(job, FinishReason::kError, std::move(advanced.error()));
         continue;
       }
       if (mine != nullptr) take_token(job, std::span(mine, static_cast<size_t>(model->graph().vocab)), done);
     }
+    const int64_t end_ns = env->mono_ns();
+    std::lock_guard lock(mu);
+    counters.step_ns += end_ns - start;
+  }
+
+  void count(const std::vector<Job*>& jobs, const std::vector<SeqStep>& steps) {
     std::lock_guard lock(mu);
     counters.steps++;
-    counters.prefill_tokens += static_cast<uint64_t>(n_prefill);
-    counters.decode_tokens += static_cast<uint64_t>(n_decode);
-    counters.step_ns += env->mono_ns() - start;
+    for (size_t i = 0; i < jobs.size(); i++) {
+      const bool decode = jobs[i]->tokens.size() > jobs[i]->n_prompt && steps[i].n_tokens == 1;
+      (decode ? counters.decode_tokens : counters.prefill_tokens) += static_cast<uint64_t>(steps[i].n_tokens);
+      queue.charge(jobs[i]->request.tenant, steps[i].n_tokens);
+    }
   }
 
   void take_token(Job* job, std::span<const float> logits, int64_t now) {
@@ -435,7 +456,7 @@ Result<std::unique_ptr<Stream>> Engine::submit(Request request) {
 
   auto stream = std::make_unique<Stream>();
   stream->shared_ = std::make_shared<Stream::Shared>();
-  stream->shared_->wake = [&e] { e.poke(); };
+  stream->shared_->bell = e.bell;
   {
     std::lock_guard lock(e.mu);
     if (e.draining || e.stopping) return fail(Code::kUnavailable, "the server is shutting down; retry elsewhere or later");
@@ -474,7 +495,11 @@ StateManager& Engine::state() { return *impl_->state; }
 void Engine::drain(int64_t timeout_ms) {
   std::unique_lock lock(impl_->mu);
   impl_->draining = true;
-  impl_->idle.wait_for(lock, std::chrono::milliseconds(timeout_ms), [&] { return impl_->waiting.empty() && impl_->counters.running == 0; });
+  const auto idle = [&] { return impl_->waiting.empty() && impl_->counters.running == 0; };
+  if (impl_->idle.wait_for(lock, std::chrono::milliseconds(timeout_ms), idle)) return;
+  impl_->ending = impl_->poked = true;
+  impl_->wake.notify_one();
+  impl_->idle.wait(lock, idle);
 }
 
 }  // namespace carrel
