@@ -16,6 +16,9 @@
 namespace carrel {
 namespace {
 
+constexpr const char* kBodyTooLarge =
+    R"({"error":{"message":"the request body is larger than the limit","type":"invalid_request_error","code":"body_too_large","param":null}})";
+
 /// A thread per connection up to a bound: a stream or an idle keep-alive socket holds its own thread and starves nobody.
 class ConnectionThreads final : public httplib::TaskQueue {
  public:
@@ -117,13 +120,21 @@ struct HttpServer::Impl {
     httplib::Server& s = *server;
     s.new_task_queue = [limit = options.max_connections] { return new ConnectionThreads(limit); };
     s.set_keep_alive_max_count(10000);
-    s.set_keep_alive_timeout(30);
+    s.set_keep_alive_timeout(options.idle_timeout_seconds);
+    // The library's own choice lets a second server share the port in silence.
+    s.set_socket_options([](socket_t sock) {
+      const int yes = 1;
+      (void)::setsockopt(sock, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
+    });
     s.set_read_timeout(options.io_timeout_seconds);
     s.set_write_timeout(options.io_timeout_seconds);
     s.set_payload_max_length(options.max_discard_bytes);
     s.set_tcp_nodelay(true);
-    s.set_expect_100_continue_handler([limit = options.max_body_bytes](const httplib::Request& req, httplib::Response&) {
-      return std::strtoull(req.get_header_value("Content-Length").c_str(), nullptr, 10) > limit ? 413 : 100;
+    // The library sends what the handler filled in, and insists on a status there.
+    s.set_expect_100_continue_handler([limit = options.max_body_bytes](const httplib::Request& req, httplib::Response& res) {
+      if (std::strtoull(req.get_header_value("Content-Length").c_str(), nullptr, 10) <= limit) return 100;
+      res.set_content(kBodyTooLarge, "application/json");
+      return res.status = 413;
     });
     // The text of an exception is never sent.
     s.set_exception_handler([](const httplib::Request&, httplib::Response& res, std::exception_ptr) {
@@ -138,7 +149,12 @@ struct HttpServer::Impl {
     s.set_pre_routing_handler([this](const httplib::Request& req, httplib::Response& res) {
       HttpRequest r = translate(req);
       HttpResponse answer;
-      if (!handler.begin(r, answer)) return httplib::Server::HandlerResponse::Unhandled;
+      if (!handler.begin(r, answer)) {
+        // The library would go on reading such a body to its end.
+        if (std::strtoull(std::string(r.header("content-length")).c_str(), nullptr, 10) <= options.max_discard_bytes) return httplib::Server::HandlerResponse::Unhandled;
+        answer.status = 413;
+        answer.body = kBodyTooLarge;
+      }
       const bool has_body = r.headers.contains("transfer-encoding") || (r.headers.contains("content-length") && r.header("content-length") != "0");
       answer.close = answer.close || has_body;
       send(std::move(answer), res, req);
@@ -161,7 +177,7 @@ struct HttpServer::Impl {
       HttpResponse refusal;
       refusal.status = too_large ? 413 : 408;
       refusal.close = true;
-      refusal.body = too_large ? R"({"error":{"message":"the request body is larger than the limit","type":"invalid_request_error","code":"body_too_large","param":null}})"
+      refusal.body = too_large ? kBodyTooLarge
                                : R"({"error":{"message":"the request body did not arrive in time","type":"invalid_request_error","code":"body_timeout","param":null}})";
       send(std::move(refusal), res, req);
     };

@@ -20,6 +20,7 @@ struct HttpServerOptions {
   int max_connections = 1024;
   int io_timeout_seconds = 10;      // between bytes, handshake included
   int body_timeout_seconds = 30;    // for a whole request body
+  int idle_timeout_seconds = 30;    // between requests of a connection
 };
 
 class HttpServer {
