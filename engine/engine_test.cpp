@@ -1,6 +1,8 @@
-// The engine loop over a small model: limits, deadlines, cancels, preemption, order, usage and shutdown. Bit-equality: tests/whole_test.cpp.
+// The engine loop over a small model: limits, deadlines, cancels, preemption, order, usage and shutdown. Bit-equality:
+// tests/whole_test.cpp.
 //
-// The clock is the test's. Its gate holds the step thread between two looks at the clock, so that what must happen before the next step does.
+// The clock is the test's. Its gate holds the step thread between two looks at the clock, so that what must happen before the next step
+// does.
 #include "engine/engine.h"
 
 #include <gtest/gtest.h>
@@ -15,8 +17,8 @@
 namespace carrel {
 namespace {
 
-/// A clock that only the test moves. While the gate is shut it holds every thread but the test's, or lets it look at the clock a few times: some
-/// five looks are a step.
+/// A clock that only the test moves. While the gate is shut it holds every thread but the test's, or lets it look at the clock a few times:
+/// some five looks are a step.
 class GatedEnv final : public Env {
  public:
   void shut() {
@@ -81,7 +83,8 @@ Model& small_model() {
   const std::string golden = "tests/golden/models/llama/", demo = "app/assets/demo-model/";
   ModelLocation from;
   from.embedded = true;
-  for (const std::string& path : {golden + "config.json", golden + "model.safetensors", demo + "tokenizer.json", demo + "tokenizer_config.json"}) {
+  for (const std::string& path :
+       {golden + "config.json", golden + "model.safetensors", demo + "tokenizer.json", demo + "tokenizer_config.json"}) {
     const std::string name = path.substr(path.rfind('/') + 1);
     files[name] = read_file(Env::real(), path).value();
     from.files[name] = std::as_bytes(std::span(files[name]));
@@ -123,7 +126,8 @@ class EngineLoop : public testing::Test {
     s.model_digest = model.digest();
     s.numerics_id = model.numerics_id();
     s.kernel_layout_id = page_layout_id(model.graph().state);
-    for (const StateSpec& g : s.model.groups) s.budget_bytes += static_cast<size_t>(budget_tokens / s.model.block_size) * page_bytes(g, s.model.block_size);
+    for (const StateSpec& g : s.model.groups)
+      s.budget_bytes += static_cast<size_t>(budget_tokens / s.model.block_size) * page_bytes(g, s.model.block_size);
     s.max_sequences = config.max_num_seqs;
     s.max_step_tokens = std::max(config.prefill_chunk, config.max_batch_size);
     s.max_sequence_tokens = model.graph().max_positions;

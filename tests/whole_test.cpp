@@ -1,5 +1,5 @@
-// The promise, end to end: whatever the batch, the chunks, the threads, the neighbours, cancels, preemptions and evictions, and however much of a
-// prefix was reused, a request's tokens and the bits of its log probabilities are those of the same request run cold and alone.
+// The promise, end to end: whatever the batch, the chunks, the threads, the neighbours, cancels, preemptions and evictions, and however
+// much of a prefix was reused, a request's tokens and the bits of its log probabilities are those of the same request run cold and alone.
 //
 // Each scenario is drawn from one seed. CARREL_WHOLE_SEED=N runs that scenario alone; CARREL_SMALL=1 runs few, CARREL_LONG=1 many.
 #include <gtest/gtest.h>
@@ -50,8 +50,9 @@ struct Scenario {
 
   std::string text() const {
     std::ostringstream out;
-    out << n_threads << " threads, batch " << engine.max_batch_size << ", sequences " << engine.max_num_seqs << ", chunk " << engine.prefill_chunk
-        << ", budget " << budget_bytes << ", " << n_clients << " clients, " << questions.size() << " questions, " << plans.size() << " requests";
+    out << n_threads << " threads, batch " << engine.max_batch_size << ", sequences " << engine.max_num_seqs << ", chunk "
+        << engine.prefill_chunk << ", budget " << budget_bytes << ", " << n_clients << " clients, " << questions.size() << " questions, "
+        << plans.size() << " requests";
     return out.str();
   }
 };
@@ -71,7 +72,8 @@ SamplingParams draw_sampling(Random& r, int vocab) {
   return s;
 }
 
-/// Prompts that share documents, many of them ending close to a border of blocks, so that answers cross it. Growing: short prompts that all do.
+/// Prompts that share documents, many of them ending close to a border of blocks, so that answers cross it. Growing: short prompts that all
+/// do.
 std::vector<Request> draw_questions(Random& r, World& world, bool growing) {
   const int vocab = world.graph().vocab, block = world.block_size();
   std::vector<std::vector<int32_t>> documents;
@@ -108,8 +110,10 @@ Plan draw_plan(Random& r, const Scenario& s, size_t question) {
   p.request.priority = r.one_in(4) ? Priority::kBatch : Priority::kOnline;
   p.client = static_cast<int>(r.between(0, s.n_clients - 1));
   p.submit_step = static_cast<uint64_t>(r.one_in(3) ? 0 : r.between(0, 60));
-  if (r.one_in(5)) p.cancel_after_steps = static_cast<uint64_t>(r.between(0, 12));
-  else if (r.one_in(8)) p.cancel_after_tokens = static_cast<size_t>(r.between(1, 10));
+  if (r.one_in(5))
+    p.cancel_after_steps = static_cast<uint64_t>(r.between(0, 12));
+  else if (r.one_in(8))
+    p.cancel_after_tokens = static_cast<size_t>(r.between(1, 10));
   return p;
 }
 
@@ -125,7 +129,8 @@ Scenario draw(uint64_t seed, World& world) {
   const bool growing = seed % 2 == 0;  // answers compete for space: preemption
   s.questions = draw_questions(r, world, growing);
   const int64_t n = r.between(8, 14);
-  for (int64_t i = 0; i < n; i++) s.plans.push_back(draw_plan(r, s, static_cast<size_t>(r.between(0, static_cast<int64_t>(s.questions.size()) - 1))));
+  for (int64_t i = 0; i < n; i++)
+    s.plans.push_back(draw_plan(r, s, static_cast<size_t>(r.between(0, static_cast<int64_t>(s.questions.size()) - 1))));
   for (int i = 0; i < 3; i++) {  // equal prompts at once: computed once
     Plan p = draw_plan(r, s, 0);
     p.submit_step = 0;
@@ -137,7 +142,8 @@ Scenario draw(uint64_t seed, World& world) {
   }
   std::stable_sort(s.plans.begin(), s.plans.end(), [](const Plan& a, const Plan& b) { return a.submit_step < b.submit_step; });
   size_t longest = 0;
-  for (const Request& q : s.questions) longest = std::max(longest, world.state_bytes(static_cast<int64_t>(q.prompt.size()) + q.max_new_tokens));
+  for (const Request& q : s.questions)
+    longest = std::max(longest, world.state_bytes(static_cast<int64_t>(q.prompt.size()) + q.max_new_tokens));
   s.budget_bytes = static_cast<size_t>(static_cast<double>(longest) * (growing ? r.pick({1.0, 1.4}) : r.pick({1.0, 1.3, 1.8, 2.5, 8.0})));
   s.budget_bytes += static_cast<size_t>(s.engine.max_num_seqs) * world.graph().state.slot_bytes;
   if (r.one_in(4)) {
@@ -165,9 +171,9 @@ struct Proof {
     preempted += p.preempted, evicted += p.evicted, bits += p.bits;
   }
   friend std::ostream& operator<<(std::ostream& out, const Proof& p) {
-    return out << "hit tokens " << p.hit_tokens << ", waits for a prefix in flight " << p.waited << ", blocks computed again and compared " << p.compared
-               << ", cancelled " << p.cancelled << " (" << p.cut_answers << " with a part of the answer), preempted " << p.preempted << ", evicted "
-               << p.evicted << ", log probabilities compared " << p.bits;
+    return out << "hit tokens " << p.hit_tokens << ", waits for a prefix in flight " << p.waited << ", blocks computed again and compared "
+               << p.compared << ", cancelled " << p.cancelled << " (" << p.cut_answers << " with a part of the answer), preempted "
+               << p.preempted << ", evicted " << p.evicted << ", log probabilities compared " << p.bits;
   }
 };
 
@@ -215,8 +221,9 @@ class Whole : public testing::TestWithParam<Case> {
     ASSERT_TRUE(want.finish->reason == FinishReason::kStop || want.finish->reason == FinishReason::kLength) << want.finish->error.text();
     const bool part = got.finish->reason == FinishReason::kCancelled;
     EXPECT_TRUE(!part || got.cancelled);
-    EXPECT_EQ(difference(got, want, part), "") << "question " << plan.question << ", prompt of " << plan.request.prompt.size() << " tokens, reused "
-                                              << got.finish->usage.cached_tokens << ", reuse " << plan.request.reuse << ", store " << plan.request.store;
+    EXPECT_EQ(difference(got, want, part), "") << "question " << plan.question << ", prompt of " << plan.request.prompt.size()
+                                               << " tokens, reused " << got.finish->usage.cached_tokens << ", reuse " << plan.request.reuse
+                                               << ", store " << plan.request.store;
     const EngineUsage& u = got.finish->usage;
     EXPECT_EQ(u.prompt_tokens, static_cast<int64_t>(plan.request.prompt.size()));
     EXPECT_EQ(u.completion_tokens, static_cast<int64_t>(got.tokens.size()));
@@ -230,9 +237,7 @@ class Whole : public testing::TestWithParam<Case> {
     for (const TokenInfo& t : got.tokens) proof_.bits += 1 + t.top.size();
   }
 
-  static void TearDownTestSuite() {
-    EXPECT_TRUE(n_cases_ == 0 || all_.complete()) << all_;
-  }
+  static void TearDownTestSuite() { EXPECT_TRUE(n_cases_ == 0 || all_.complete()) << all_; }
 
   static bool set(const char* variable) { return std::getenv(variable) != nullptr; }
 

@@ -1,5 +1,5 @@
-// What the whole-engine test works with: a model in several thread counts, the answers of requests that ran alone, and clients that drive an
-// engine at the moments a plan says.
+// What the whole-engine test works with: a model in several thread counts, the answers of requests that ran alone, and clients that drive
+// an engine at the moments a plan says.
 //
 // Threads: a World and Cold belong to one thread; run_clients starts one thread per client and joins them.
 #pragma once
@@ -22,7 +22,8 @@
 
 namespace carrel::whole {
 
-/// One model with one set of ops, loaded on demand for each number of threads. The golden models have no text front end; they get the demo's.
+/// One model with one set of ops, loaded on demand for each number of threads. The golden models have no text front end; they get the
+/// demo's.
 class World {
  public:
   static Result<std::unique_ptr<World>> open(const std::string& dir, OpSet ops);
@@ -63,7 +64,7 @@ struct Plan {
   size_t question = 0;  // index of equal requests
   Request request;
   int client = 0;
-  uint64_t submit_step = 0;                   // steps that the engine has done by then; earlier when it has nothing to do
+  uint64_t submit_step = 0;                    // steps that the engine has done by then; earlier when it has nothing to do
   std::optional<uint64_t> cancel_after_steps;  // from submit
   std::optional<size_t> cancel_after_tokens;
 };
@@ -85,7 +86,8 @@ inline Result<std::unique_ptr<World>> World::open(const std::string& dir, OpSet 
   auto w = std::make_unique<World>();
   w->ops_ = ops;
   for (const auto& [name, bytes] : demo_model_files())
-    if (dir.empty() || name.starts_with("tokenizer")) w->files_[name] = std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    if (dir.empty() || name.starts_with("tokenizer"))
+      w->files_[name] = std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   if (dir.empty()) return w;
   for (const char* name : {"config.json", "model.safetensors"}) {
     CARREL_ASSIGN(w->files_[name], read_file(Env::real(), dir + "/" + name));
@@ -132,7 +134,6 @@ inline StateConfig World::state_config(Model& model, const EngineConfig& engine,
   c.max_sequence_tokens = model.graph().max_positions;
   return c;
 }
-
 
 /// Takes what has arrived. True: something had.
 inline bool take_events(Stream& stream, Answer& answer, int64_t timeout_ms) {
@@ -203,9 +204,15 @@ class Client {
   void upset(uint64_t step) {
     for (; !events_.empty() && events_.back().step <= step; events_.pop_back()) {
       switch (events_.back().what) {
-        case Upheaval::kPurge: (void)engine_.state().purge("a"); break;
-        case Upheaval::kEpoch: engine_.state().bump_epoch(); break;
-        case Upheaval::kVerify: (void)engine_.state().verify(); break;
+        case Upheaval::kPurge:
+          (void)engine_.state().purge("a");
+          break;
+        case Upheaval::kEpoch:
+          engine_.state().bump_epoch();
+          break;
+        case Upheaval::kVerify:
+          (void)engine_.state().verify();
+          break;
       }
     }
   }
@@ -244,7 +251,8 @@ inline Answer Cold::answer(Request request) {
   return a;
 }
 
-inline Result<std::vector<Answer>> run_clients(Engine& engine, const std::vector<Plan>& plans, int n_clients, const std::vector<Event>& events) {
+inline Result<std::vector<Answer>> run_clients(Engine& engine, const std::vector<Plan>& plans, int n_clients,
+                                               const std::vector<Event>& events) {
   std::vector<Answer> answers(plans.size());
   std::vector<std::vector<Open>> shares(static_cast<size_t>(n_clients));
   for (size_t i = 0; i < plans.size(); i++) {

@@ -1,5 +1,5 @@
-// The listener against clients that break rules, with real sockets on loopback: limits, timeouts, half-open TLS, too many connections. What the
-// whole appliance answers over TLS to well-formed requests: tests/api.
+// The listener against clients that break rules, with real sockets on loopback: limits, timeouts, half-open TLS, too many connections. What
+// the whole appliance answers over TLS to well-formed requests: tests/api.
 #include "app/api/http_server.h"
 
 #include <gtest/gtest.h>
@@ -67,7 +67,9 @@ class RawClient {
   bool timed_out_ = false;
 };
 
-std::string status_of(const std::string& answer) { return answer.substr(0, answer.find("\r\n")); }
+std::string status_of(const std::string& answer) {
+  return answer.substr(0, answer.find("\r\n"));
+}
 
 class Listener : public testing::Test {
  protected:
@@ -83,7 +85,8 @@ class Listener : public testing::Test {
     handler.handle = [this](HttpRequest& r, HttpResponse& out) {
       n_handled_++;
       if (r.path == "/throws") throw std::runtime_error("a secret of the inside");
-      if (r.path == "/inject") out.headers.emplace_back("x-echo", r.header("x-in").empty() ? "a\r\nx-evil: 1" : std::string(r.header("x-in")));
+      if (r.path == "/inject")
+        out.headers.emplace_back("x-echo", r.header("x-in").empty() ? "a\r\nx-evil: 1" : std::string(r.header("x-in")));
       if (r.path == "/stream") {
         out.stream = [this](const Send& send) {
           while (send(std::string(1000, 'x'))) {
@@ -121,8 +124,8 @@ class Listener : public testing::Test {
 
 TEST_F(Listener, BrokenRequestLinesAreRefusedBeforeTheHandler) {
   start(options_);
-  const std::vector<std::string> lines = {"BREW /pot HTTP/1.1", "GET /a HTTP/3.0", "GET /a b HTTP/1.1", "GET", "\x16\x03\x01 \x02 \x01", "get /a HTTP/1.1",
-                                          "GET  HTTP/1.1"};
+  const std::vector<std::string> lines = {"BREW /pot HTTP/1.1",     "GET /a HTTP/3.0", "GET /a b HTTP/1.1", "GET",
+                                          "\x16\x03\x01 \x02 \x01", "get /a HTTP/1.1", "GET  HTTP/1.1"};
   std::vector<std::unique_ptr<RawClient>> clients;
   for (const std::string& line : lines) {
     clients.push_back(std::make_unique<RawClient>(server_->port()));
@@ -144,7 +147,8 @@ TEST_F(Listener, PathsArriveDecodedOnceAndNothingIsServedFromDisk) {
     EXPECT_EQ(answer.find("root:"), std::string::npos) << path;
     EXPECT_FALSE(answer.empty()) << path;
   }
-  EXPECT_EQ(status_of(ask("GET /" + std::string(9000, 'a') + " HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")), "HTTP/1.1 414 URI Too Long");
+  EXPECT_EQ(status_of(ask("GET /" + std::string(9000, 'a') + " HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")),
+            "HTTP/1.1 414 URI Too Long");
   expect_alive();
 }
 
@@ -176,7 +180,8 @@ TEST_F(Listener, BodiesOverTheLimitGet413AndUpToItPass) {
   options_.max_discard_bytes = 100'000;
   start(options_);
   const auto post = [](size_t announced, size_t sent) {
-    return "POST /a HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: " + std::to_string(announced) + "\r\n\r\n" + std::string(sent, 'b');
+    return "POST /a HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: " + std::to_string(announced) + "\r\n\r\n" +
+           std::string(sent, 'b');
   };
   EXPECT_NE(ask(post(1000, 1000)).find("POST /a 1000"), std::string::npos);
   const std::string over = ask(post(1001, 1001));
@@ -210,7 +215,8 @@ TEST_F(Listener, LengthsThatLieDoNotReachTheHandler) {
   options_.body_timeout_seconds = 2;
   start(options_);
   for (const char* length : {"-1", "99999999999999999999999", "5x"}) {
-    const std::string answer = ask("POST /a HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: " + std::string(length) + "\r\n\r\nhello");
+    const std::string answer =
+        ask("POST /a HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: " + std::string(length) + "\r\n\r\nhello");
     EXPECT_EQ(answer.find("POST /a 5"), std::string::npos) << length << ": " << status_of(answer);
   }
   const std::string missing = ask("POST /a HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 50\r\n\r\nhello");
@@ -227,7 +233,8 @@ TEST_F(Listener, SlowClientsLoseTheirConnectionAndHoldNobodyUp) {
   const auto start_time = Clock::now();
   expect_alive();
   EXPECT_LT(Clock::now() - start_time, std::chrono::seconds(1));
-  while (drip.send("b") && Clock::now() - start_time < std::chrono::milliseconds(2600)) std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  while (drip.send("b") && Clock::now() - start_time < std::chrono::milliseconds(2600))
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
   EXPECT_EQ(status_of(drip.read_until("\r\n")), "HTTP/1.1 408 Request Timeout");
   EXPECT_EQ(half_head.read_to_end().find(" 200 "), std::string::npos);
   EXPECT_FALSE(half_head.timed_out()) << "the server keeps half a request for ever";
