@@ -99,6 +99,17 @@ struct HcArgs {  // manifold-constrained hyper-connections (2.5)
   const float* base = nullptr;   // [(2 + n) n]; head: [n]
 };
 
+/// One product of a call over the same x: y = w x + bias, rows of y_stride. With `sum`: sum = y + add as well (rows of y_stride), and y may be
+/// left unwritten.
+struct LinearOut {
+  Matrix w;
+  const float* bias = nullptr;  // [n_rows] or null
+  float* y = nullptr;
+  int64_t y_stride = 0;
+  const float* add = nullptr;
+  float* sum = nullptr;
+};
+
 class Ops {
  public:
   virtual ~Ops() = default;
@@ -111,6 +122,11 @@ class Ops {
   virtual void embed(const Matrix& table, std::span<const int32_t> ids, float scale, float* y) = 0;
   /// x: rows of x_stride floats (n_cols used), y: rows of y_stride floats (n_rows written).
   virtual void linear(const Matrix& w, const float* bias, const float* x, int64_t x_stride, int n_tokens, float* y, int64_t y_stride) = 0;
+  /// Several products of one x (all w have the same n_cols), the same bits as one after the other: what is made of x is made once.
+  virtual void linears(std::span<const LinearOut> outs, const float* x, int64_t x_stride, int n_tokens);
+  /// y = gated(act, gate, up, limit), contiguous; the same bits as the ops one by one. gate and up have one shape; their y, contiguous too, may be left
+  /// unwritten.
+  virtual void gated_linears(const LinearOut& gate, const LinearOut& up, Act act, float limit, const float* x, int64_t x_stride, int n_tokens, float* y);
   /// y = x / rms(x) * weight over each of n_rows rows of `dim`; weight may be null. In place allowed.
   virtual void rms_norm(const float* x, const float* weight, float eps, int64_t n_rows, int dim, float* y) = 0;
   /// In place on [n_tokens][n_heads * head_dim].

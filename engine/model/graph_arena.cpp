@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "engine/model/graph_groups.h"
 #include "engine/model/graph_values.h"
 
 namespace carrel {
@@ -11,20 +12,21 @@ namespace carrel {
 namespace {
 
 struct Life {
-  int begin = -1, end = -1;  // nodes, inclusive
+  int begin = -1, end = -1;  // groups of nodes, inclusive
 };
 
 std::vector<Life> lives_of(const Graph& graph) {
   std::vector<Life> lives(graph.values.size());
-  for (size_t i = 0; i < graph.nodes.size(); ++i) {
+  const std::vector<NodeGroup> groups = group_nodes(graph);
+  for (size_t i = 0; i < groups.size(); ++i) {
     const auto touch = [&](ValueId v) {
       Life& l = lives[static_cast<size_t>(v)];
       if (l.begin < 0) l.begin = static_cast<int>(i);
       l.end = static_cast<int>(i);
     };
-    visit_values(graph.nodes[i], touch, touch);
+    for (size_t n = groups[i].begin; n < groups[i].end; ++n) visit_values(graph.nodes[n], touch, touch);
   }
-  if (graph.logits != kNoValue) lives[static_cast<size_t>(graph.logits)].end = static_cast<int>(graph.nodes.size());
+  if (graph.logits != kNoValue) lives[static_cast<size_t>(graph.logits)].end = static_cast<int>(groups.size());
   return lives;
 }
 

@@ -1,4 +1,5 @@
-// Places the values of a graph in one arena by liveness: values that are never alive together share bytes.
+// Places the values of a graph in one arena by liveness: values that are never alive together share bytes. Nodes that run
+// as one (graph_groups.h) are one moment.
 #pragma once
 #include <cstddef>
 #include <vector>

@@ -5,32 +5,29 @@
 
 #include "engine/model/graph.h"
 #include "engine/model/graph_arena.h"
+#include "engine/model/graph_groups.h"
 #include "engine/model/graph_values.h"
+#include "kernels/memory.h"
 
 namespace carrel {
 
 namespace {
 
-struct Free {
-  void operator()(std::byte* p) const { std::free(p); }
-};
-
-/// Grows only; contents do not survive growth.
+/// Grows only; contents do not survive growth. Huge pages: outputs are written in columns, page after page.
 class Arena {
  public:
   void reserve(size_t n_bytes) {
-    if (n_bytes <= bytes_) return;
-    const size_t rounded = (n_bytes + 4095) / 4096 * 4096;
-    data_.reset(static_cast<std::byte*>(std::aligned_alloc(4096, rounded)));
-    if (!data_) std::abort();  // the planner admitted what does not fit; nothing sensible can follow inside a step
-    bytes_ = rounded;
+    if (n_bytes <= buffer_.size()) return;
+    buffer_ = HugeBuffer();
+    auto grown = HugeBuffer::allocate(n_bytes);
+    if (!grown) std::abort();  // the planner admitted what does not fit; nothing sensible can follow inside a step
+    buffer_ = *std::move(grown);
   }
-  std::byte* data() const { return data_.get(); }
-  size_t bytes() const { return bytes_; }
+  std::byte* data() const { return buffer_.data(); }
+  size_t bytes() const { return buffer_.size(); }
 
  private:
-  std::unique_ptr<std::byte, Free> data_;
-  size_t bytes_ = 0;
+  HugeBuffer buffer_;
 };
 
 }  // namespace
@@ -39,6 +36,8 @@ struct GraphRunner::Impl {
   const Graph* graph;
   Ops* ops;
   ArenaPlan plan;
+  std::vector<NodeGroup> groups;
+  std::vector<LinearOut> outs;  // of the running group
   Arena tokens, outputs;
   std::vector<RopeTable> ropes;
   Probe probe;
@@ -96,6 +95,33 @@ struct GraphRunner::Impl {
   void operator()(const node::HcPost& n) { ops->hc_post(f(n.f), f(n.x), f(n.post), f(n.comb), n.n_streams, n.width, rows(n.x), f(n.y)); }
   void operator()(const node::HcHead& n) { ops->hc_head(f(n.x), n.args, rows(n.x), f(n.y)); }
 
+  LinearOut out_of(const node::Linear& n) const { return {n.w, n.bias, f(n.y) + n.y_begin, width(n.y)}; }
+  template <class T>
+  const T& at(size_t i) const {
+    return std::get<T>(graph->nodes[i]);
+  }
+
+  /// Several nodes as one.
+  void together(const NodeGroup& g) {
+    const auto& first = at<node::Linear>(g.begin);
+    const float* x = f(first.x) + first.x_begin;
+    if (g.kind == NodeGroup::Kind::kGatedLinears) {
+      const auto& n = at<node::Gated>(g.begin + 2);
+      ops->gated_linears(out_of(first), out_of(at<node::Linear>(g.begin + 1)), n.act, n.limit, x, width(first.x), rows(first.x), f(n.y));
+      return;
+    }
+    outs.clear();
+    for (size_t i = g.begin; i < g.end; ++i) {
+      if (const auto* add = std::get_if<node::Add>(&graph->nodes[i])) {
+        outs[0].add = f(add->a == first.y ? add->b : add->a);
+        outs[0].sum = f(add->y);
+      } else {
+        outs.push_back(out_of(at<node::Linear>(i)));
+      }
+    }
+    ops->linears(outs, x, width(first.x), rows(first.x));
+  }
+
   /// Nodes on output rows have nothing to do when no logits are wanted.
   bool idle(const Node& node) const {
     bool any = false;
@@ -113,6 +139,7 @@ GraphRunner::GraphRunner(const Graph* graph, Ops* ops, int max_tokens) : impl_(s
   impl_->graph = graph;
   impl_->ops = ops;
   impl_->plan = plan_arena(*graph);
+  impl_->groups = group_nodes(*graph);
   impl_->tokens.reserve(impl_->plan.token_row_bytes * static_cast<size_t>(max_tokens));
   impl_->ropes.resize(graph->ropes.size());
 }
@@ -125,10 +152,16 @@ const float* GraphRunner::run(const Batch& batch) {
   m.tokens.reserve(m.plan.token_row_bytes * static_cast<size_t>(batch.n_tokens));
   m.outputs.reserve(m.plan.output_row_bytes * std::max<size_t>(batch.outputs.size(), 1));
   for (size_t t = 0; t < m.ropes.size(); ++t) make_rope_table(m.graph->ropes[t], batch.positions, m.ropes[t]);
-  for (const Node& node : m.graph->nodes) {
-    if (m.idle(node)) continue;
-    std::visit(m, node);
-    if (m.probe) m.report(node);
+  for (const NodeGroup& g : m.groups) {
+    if (m.idle(m.graph->nodes[g.begin])) continue;
+    if (g.end - g.begin > 1 && !m.probe) {
+      m.together(g);
+      continue;
+    }
+    for (size_t i = g.begin; i < g.end; ++i) {
+      std::visit(m, m.graph->nodes[i]);
+      if (m.probe) m.report(m.graph->nodes[i]);
+    }
   }
   m.batch = nullptr;
   return m.graph->logits == kNoValue

@@ -8,6 +8,7 @@
 
 #include "engine/model/golden_run.h"
 #include "engine/model/graph_arena.h"
+#include "engine/model/graph_groups.h"
 #include "engine/model/graph_values.h"
 
 namespace carrel {
@@ -61,6 +62,46 @@ TEST(GraphRunner, ProbeSeesEveryValueAndChangesNothing) {
   const auto plain = run_tokens(*model, tokens, one, wanted, b);
   EXPECT_EQ(std::memcmp(probed.data(), plain.data(), plain.size() * 4), 0);
   for (const Value& v : model->graph.values) EXPECT_EQ(rows[v.name], v.rows == Rows::kTokens ? 7 : 2) << v.name;
+}
+
+TEST(GraphGroups, NeighboursThatShareAnInputOrFeedEachOtherRunAsOne) {
+  const auto model = load("llama");
+  ASSERT_TRUE(model);
+  const Graph& g = model->graph;
+  int n_together = 0, n_gated = 0, n_sums = 0;
+  size_t next = 0;
+  for (const NodeGroup& group : group_nodes(g)) {
+    EXPECT_EQ(group.begin, next);
+    next = group.end;
+    const size_t n = group.end - group.begin;
+    if (group.kind == NodeGroup::Kind::kGatedLinears) n_gated++;
+    if (group.kind == NodeGroup::Kind::kLinears && n == 3) n_together++;
+    if (n == 2 && std::holds_alternative<node::Add>(g.nodes[group.end - 1])) n_sums++;
+  }
+  EXPECT_EQ(next, g.nodes.size());
+  int n_layers = 0;
+  for (const Node& node : g.nodes) n_layers += std::holds_alternative<node::Attention>(node) ? 1 : 0;
+  EXPECT_EQ(n_together, n_layers) << "q, k and v";
+  EXPECT_EQ(n_gated, n_layers);
+  EXPECT_EQ(n_sums, 2 * n_layers) << "residuals of attention and mlp";
+}
+
+TEST(GraphRunner, NodesThatRunAsOneGiveTheBitsOfOneByOne) {
+  for (const char* path : {"gguf/llama256-q456_k.gguf", "gguf/gemma3_text-mix.gguf", "models/qwen3", "models/deepseek_v4/tiny_b"}) {
+    for (const OpSet ops : {OpSet::kReference, OpSet::kExact, OpSet::kFast}) {
+      const auto m = load_golden_model([&] { return open_source(Env::real(), std::string("tests/golden/") + path); }, ops, CpuPath::kAuto, 2,
+                                       auto_kv_dtype(ops));
+      ASSERT_TRUE(m) << m.error().text();
+      std::vector<int32_t> tokens;
+      for (int i = 0; i < 40; ++i) tokens.push_back(3 + i * 37 % 500);
+      const std::vector<int> steps = {33, 5};
+      const std::vector<int32_t> wanted = {32, 37, 38, 39};
+      PlainSequence a(&(*m)->graph.state), b(&(*m)->graph.state);
+      const auto together = run_tokens(**m, tokens, steps, wanted, a);
+      const auto one_by_one = run_tokens(**m, tokens, steps, wanted, b, [](const Value&, const void*, int) {});
+      EXPECT_EQ(std::memcmp(together.data(), one_by_one.data(), together.size() * sizeof(float)), 0) << path;
+    }
+  }
 }
 
 TEST(GraphRunner, ArenaStaysAfterTheFirstStepOfASize) {

@@ -13,9 +13,13 @@
 namespace carrel::cpu {
 namespace {
 
-constexpr int kChunkTokens = 192;        // tokens that share one widening of a row block
-constexpr int kChunkGroups = 16;         // groups widened at a time: 11 KiB, in L1 beside a tile of activations
+constexpr int kChunkTokens = 264;        // tokens that share one widening of a row block
+constexpr int kChunkGroups = 18;         // groups widened at a time: 25 KiB of two row blocks, in L1 beside a tile of activations
+constexpr int kMostBlocks = 2;           // largest tile_blocks of any path
 constexpr int kMostDirect = 8;           // largest int_direct of any path
+constexpr int kMostAccs = 4 * kRowBlock;  // widest row of accumulators
+constexpr int kPlainTokens = 192;        // tokens of a chunk of plain forms
+constexpr int64_t kGatedGrain = 8192;    // elements of a gating that are worth waking a thread
 constexpr int64_t kSmallWork = 1 << 16;  // multiply-adds below which waking the team costs more than it saves
 
 const LinearKernels& kernels_of(Path path) {
@@ -32,37 +36,39 @@ void split(ThreadTeam* team, int64_t work, int64_t n, int64_t grain, const Fn& f
   }
 }
 
-/// Everything one call knows.
+/// What all products of a call share.
 struct Call {
-  const Matrix& w;
-  const float* bias;
   const float* x;
   int64_t x_stride;
   int n_tokens;
-  float* y;
-  int64_t y_stride;
   ThreadTeam* team;
   const LinearKernels& k;
+};
 
-  int64_t n_row_blocks() const { return (w.n_rows + kRowBlock - 1) / kRowBlock; }
-  int64_t work() const { return w.n_rows * w.n_cols * n_tokens; }
+int64_t n_row_blocks(const Matrix& w) {
+  return (w.n_rows + kRowBlock - 1) / kRowBlock;
+}
 
-  /// acc: [n][acc_stride], rows from first_row on, of which those beyond n_rows are dropped.
-  void emit(const float* acc, int acc_stride, int first_token, int n, int64_t first_row) const {
-    const int64_t valid = std::min<int64_t>(acc_stride, w.n_rows - first_row);
-    for (int t = 0; t < n; t++) {
-      float* out = y + (first_token + t) * y_stride + first_row;
-      const float* a = acc + t * acc_stride;
-      if (bias == nullptr && valid == kRowBlock) {
-        std::memcpy(out, a, kRowBlock * sizeof(float));  // a constant size: no call
-      } else if (bias == nullptr) {
-        std::memcpy(out, a, static_cast<size_t>(valid) * sizeof(float));
-      } else {
-        for (int64_t r = 0; r < valid; r++) out[r] = a[r] + bias[first_row + r];
-      }
+/// acc: [n][acc_stride], rows from first_row on, of which those beyond n_rows are dropped.
+void emit(const LinearOut& out, const float* acc, int acc_stride, int first_token, int n, int64_t first_row) {
+  const int64_t valid = std::min<int64_t>(acc_stride, out.w.n_rows - first_row);
+  for (int t = 0; t < n; t++) {
+    const int64_t at = (first_token + t) * out.y_stride + first_row;
+    const float* a = acc + t * acc_stride;
+    float biased[kMostAccs];
+    if (out.bias != nullptr) {
+      for (int64_t r = 0; r < valid; r++) biased[r] = a[r] + out.bias[first_row + r];
+      a = biased;
+    }
+    if (out.sum != nullptr) {
+      for (int64_t r = 0; r < valid; r++) out.sum[at + r] = a[r] + out.add[at + r];
+    } else if (valid == 2 * kRowBlock) {
+      std::memcpy(out.y + at, a, 2 * kRowBlock * sizeof(float));  // a constant size: no call
+    } else {
+      std::memcpy(out.y + at, a, static_cast<size_t>(valid) * sizeof(float));
     }
   }
-};
+}
 
 /// Tokens in tiles of nearly equal size, none larger than `most`.
 struct Tiles {
@@ -71,95 +77,169 @@ struct Tiles {
   int n_tokens, n;
 };
 
-class IntegerProduct {
+/// What a matrix wants of quantized activations.
+struct Activations {
+  int offset;
+  bool halves;
+  bool operator==(const Activations&) const = default;
+};
+Activations activations_of(Form form, const LinearKernels& k) {
+  const FormLayout l = layout_of(form);
+  return {form == Form::kI8 ? k.int_offset_i8 : l.offset, l.n_sub_scales == 2};
+}
+
+/// Products of integer forms over the same activations. With a gating, outs are gate and up, and their rows meet before they leave the stack.
+class IntegerProducts {
  public:
-  IntegerProduct(const Call& call, Scratch& scratch)
-      : c_(call), layout_(layout_of(call.w.form)), n_groups_(call.w.n_cols / 32), tiles_(call.n_tokens, call.k.int_tile) {
+  IntegerProducts(const Call& call, std::span<const LinearOut> outs, const Gating* gating, Scratch& scratch)
+      : c_(call),
+        outs_(outs),
+        gating_(gating),
+        n_groups_(outs[0].w.n_cols / 32),
+        direct_(call.k.widen == nullptr || call.n_tokens <= call.k.int_direct),
+        tiles_(call.n_tokens, direct_ ? call.k.int_direct : call.k.int_tile) {
     const auto need = static_cast<size_t>(n_groups_ * kXWords * c_.n_tokens);
     if (scratch.words.size() < need) scratch.words.resize(need);
     words_ = scratch.words.data();
+    for (const LinearOut& o : outs.first(gating == nullptr ? outs.size() : 1)) n_panels_ += n_panels(o);
   }
 
   void run() {
-    split(c_.team, c_.w.n_cols * c_.n_tokens * 4, tiles_.n, 1, [&](int64_t b, int64_t e) {
+    split(c_.team, outs_[0].w.n_cols * c_.n_tokens * 4, tiles_.n, 1, [&](int64_t b, int64_t e) {
       for (int64_t i = b; i < e; i++) quantize_tile(i);
     });
-    if (c_.k.widen == nullptr || c_.n_tokens <= c_.k.int_direct) {
-      split(c_.team, c_.work(), c_.n_row_blocks(), 1, [&](int64_t b, int64_t e) {
-        for (int64_t rb = b; rb < e; rb++) direct(rb);
-      });
-      return;
-    }
     // All row blocks for one chunk of tokens, then the next chunk: its activations and output pages stay near.
-    const int64_t chunk = kChunkTokens / c_.k.int_tile, n_rb = c_.n_row_blocks();
-    split(c_.team, c_.work(), n_rb * ((tiles_.n + chunk - 1) / chunk), 1, [&](int64_t b, int64_t e) {
-      for (int64_t u = b; u < e; u++) tiles(u % n_rb, u / n_rb * chunk, std::min<int64_t>(tiles_.n, (u / n_rb + 1) * chunk));
+    const int64_t n_chunks = direct_ ? 1 : (c_.n_tokens + kChunkTokens - 1) / kChunkTokens;
+    int64_t work = 0;
+    for (const LinearOut& o : outs_) work += o.w.n_rows * o.w.n_cols * c_.n_tokens;
+    split(c_.team, work, n_panels_ * n_chunks, 1, [&](int64_t b, int64_t e) {
+      for (int64_t u = b; u < e; u++) {
+        const Panel p = panel(u % n_panels_);
+        if (direct_) {
+          direct(p);
+        } else {
+          tiles(p, tiles_.n * (u / n_panels_) / n_chunks, tiles_.n * (u / n_panels_ + 1) / n_chunks);
+        }
+      }
     });
   }
 
  private:
+  /// Row blocks that go together: neighbours of one matrix, or the same of gate and up.
+  struct Panel {
+    const LinearOut* out;
+    int64_t first;  // row block
+    int n;
+  };
+
+  int step() const { return gating_ != nullptr || direct_ ? 1 : c_.k.tile_blocks; }
+  int64_t n_panels(const LinearOut& o) const { return (n_row_blocks(o.w) + step() - 1) / step(); }
+  Panel panel(int64_t i) const {
+    if (gating_ != nullptr) return {&outs_[0], i, 2};
+    const LinearOut* out = outs_.data();
+    for (; i >= n_panels(*out); out++) i -= n_panels(*out);
+    return {out, i * step(), static_cast<int>(std::min<int64_t>(step(), n_row_blocks(out->w) - i * step()))};
+  }
+  const std::byte* row_block(const Panel& p, int i) const {
+    const Matrix& w = gating_ != nullptr ? outs_[static_cast<size_t>(i)].w : p.out->w;
+    const FormLayout l = layout_of(w.form);
+    return w.data + (gating_ != nullptr ? p.first : p.first + i) * (n_groups_ / l.n_groups()) * l.block_bytes();
+  }
   int32_t* tile_words(int64_t i) const { return words_ + tiles_.begin(i) * n_groups_ * kXWords; }
-  const std::byte* row_block(int64_t rb) const { return c_.w.data + rb * n_blocks() * layout_.block_bytes(); }
-  int64_t n_blocks() const { return n_groups_ / layout_.n_groups(); }
 
   void quantize_tile(int64_t i) const {
     const int first = tiles_.begin(i), t = tiles_.begin(i + 1) - first;
-    const int offset = c_.w.form == Form::kI8 ? c_.k.int_offset_i8 : layout_.offset;
+    const Activations a = activations_of(outs_[0].w.form, c_.k);
     for (int slot = 0; slot < t; slot++)
-      c_.k.quantize(c_.x + (first + slot) * c_.x_stride, n_groups_, offset, layout_.n_sub_scales == 2, t, tile_words(i), slot);
+      c_.k.quantize(c_.x + (first + slot) * c_.x_stride, n_groups_, a.offset, a.halves, t, tile_words(i), slot);
   }
 
-  void direct(int64_t rb) const {
-    float acc[kMostDirect * kRowBlock];
-    for (int i = 0; i < tiles_.n; i++) {
-      const int first = tiles_.begin(i), t = tiles_.begin(i + 1) - first;
-      c_.k.row_block(c_.w.form, row_block(rb), n_blocks(), tile_words(i), t, acc);
-      c_.emit(acc, kRowBlock, first, t, rb * kRowBlock);
+  /// acc: [n][p.n * 16]
+  void finish(const Panel& p, float* acc, int first_token, int n) const {
+    if (gating_ == nullptr) return emit(*p.out, acc, p.n * kRowBlock, first_token, n, p.first * kRowBlock);
+    const int64_t n_rows = p.out->w.n_rows, row = p.first * kRowBlock, valid = std::min<int64_t>(kRowBlock, n_rows - row);
+    for (int t = 0; t < n; t++, acc += 2 * kRowBlock) {
+      for (size_t i = 0; i < 2; i++) {
+        if (outs_[i].bias == nullptr) continue;
+        for (int64_t r = 0; r < valid; r++) acc[i * kRowBlock + static_cast<size_t>(r)] += outs_[i].bias[row + r];
+      }
+      gating_->apply(gating_->act, acc, acc + kRowBlock, gating_->limit, valid, gating_->y + (first_token + t) * n_rows + row);
     }
   }
 
-  void tiles(int64_t rb, int64_t tile_begin, int64_t tile_end) const {
-    WideGroup wide[kChunkGroups];
-    float acc[(kChunkTokens + 1) * kRowBlock];
-    const int first = tiles_.begin(tile_begin);
-    const int64_t step = kChunkGroups / layout_.n_groups();
-    for (int64_t b = 0; b < n_blocks(); b += step) {
-      const int64_t blocks = std::min(step, n_blocks() - b), g0 = b * layout_.n_groups();
-      c_.k.widen(c_.w.form, row_block(rb) + b * layout_.block_bytes(), blocks, wide);
+  /// Asks for the lines that finish() will touch: they lie a row apart, where no hardware prefetch follows.
+  void prefetch(const Panel& p, int first_token, int n) const {
+    const LinearOut& o = *p.out;
+    const bool sum = gating_ == nullptr && o.sum != nullptr;
+    const int64_t stride = gating_ != nullptr ? o.w.n_rows : o.y_stride, n_floats = gating_ != nullptr ? kRowBlock : p.n * kRowBlock;
+    const float* target = gating_ != nullptr ? gating_->y : sum ? o.sum : o.y;
+    for (int t = 0; t < n; t++) {
+      for (int64_t at = (first_token + t) * stride + p.first * kRowBlock, end = at + n_floats; at < end; at += 16) {
+        __builtin_prefetch(target + at, 1);
+        if (sum) __builtin_prefetch(o.add + at);
+      }
+    }
+  }
+
+  void direct(const Panel& p) const {
+    float part[kMostDirect * kRowBlock], acc[kMostBlocks * kMostDirect * kRowBlock];
+    for (int i = 0; i < tiles_.n; i++) {
+      const int first = tiles_.begin(i), t = tiles_.begin(i + 1) - first;
+      for (int b = 0; b < p.n; b++) {
+        const Form form = p.out->w.form;
+        c_.k.row_block(form, row_block(p, b), n_groups_ / layout_of(form).n_groups(), tile_words(i), t, p.n == 1 ? acc : part);
+        for (int j = 0; p.n > 1 && j < t; j++) std::memcpy(acc + (j * p.n + b) * kRowBlock, part + j * kRowBlock, kRowBlock * sizeof(float));
+      }
+      finish(p, acc, first, t);
+    }
+  }
+
+  void tiles(const Panel& p, int64_t tile_begin, int64_t tile_end) const {
+    WideGroup wide[kMostBlocks * kChunkGroups];
+    float acc[(kChunkTokens + kMostDirect) * kMostBlocks * kRowBlock];
+    const Form form = p.out->w.form;
+    const FormLayout l = layout_of(form);
+    const int first = tiles_.begin(tile_begin), width = p.n * kRowBlock;
+    const int64_t n_blocks = n_groups_ / l.n_groups(), most = kChunkGroups / l.n_groups(), n_steps = (n_blocks + most - 1) / most;
+    for (int64_t s = 0; s < n_steps; s++) {
+      const int64_t from = n_blocks * s / n_steps, n = n_blocks * (s + 1) / n_steps - from;
+      for (int b = 0; b < p.n; b++) c_.k.widen(form, row_block(p, b) + from * l.block_bytes(), n, wide + b * kChunkGroups);
       for (int64_t i = tile_begin; i < tile_end; i++) {
         const int at = tiles_.begin(i), t = tiles_.begin(i + 1) - at;
-        float* tile_acc = acc + (at - first) * kRowBlock;
-        if (b == 0) std::memset(tile_acc, 0, static_cast<size_t>(t * kRowBlock) * sizeof(float));
-        c_.k.tile(c_.w.form, wide, static_cast<int>(blocks) * layout_.n_groups(), tile_words(i) + g0 * kXWords * t, t, tile_acc);
-        if (b + blocks == n_blocks())
-          c_.emit(tile_acc, kRowBlock, at, t, rb * kRowBlock);  // here, so that stores drain under the next tile
+        float* tile_acc = acc + (at - first) * width;
+        if (s + 1 == n_steps) prefetch(p, at, t);
+        if (s == 0) std::memset(tile_acc, 0, static_cast<size_t>(t * width) * sizeof(float));
+        c_.k.tile(form, wide, kChunkGroups, p.n, static_cast<int>(n) * l.n_groups(), tile_words(i) + from * l.n_groups() * kXWords * t, t, tile_acc);
+        if (s + 1 == n_steps) finish(p, tile_acc, at, t);  // here, so that stores drain under the next tile
       }
     }
   }
 
   const Call& c_;
-  FormLayout layout_;
-  int64_t n_groups_;
+  std::span<const LinearOut> outs_;
+  const Gating* gating_;
+  int64_t n_groups_, n_panels_ = 0;
+  bool direct_;  // few tokens: straight from the packed blob
   Tiles tiles_;
   int32_t* words_;
 };
 
-void plain_product(const Call& c) {
-  constexpr int kMostAccs = 16 * kRowBlock * 4;
+void plain_product(const Call& c, const LinearOut& out) {
+  const Matrix& w = out.w;
   const Tiles tiles(c.n_tokens, c.k.plain_tile);
   const int group = c.k.plain_row_blocks(tiles.begin(1));
-  const int64_t n_groups = (c.n_row_blocks() + group - 1) / group;
-  const int64_t chunk = kChunkTokens / c.k.plain_tile, n_chunks = (tiles.n + chunk - 1) / chunk;
-  const int64_t block_bytes = c.w.n_cols * kRowBlock * (c.w.form == Form::kF32 ? 4 : 2);
-  split(c.team, c.work(), n_groups * n_chunks, 1, [&](int64_t b, int64_t e) {
-    float acc[kMostAccs];
+  const int64_t n_groups = (n_row_blocks(w) + group - 1) / group;
+  const int64_t chunk = kPlainTokens / c.k.plain_tile, n_chunks = (tiles.n + chunk - 1) / chunk;
+  const int64_t block_bytes = w.n_cols * kRowBlock * (w.form == Form::kF32 ? 4 : 2);
+  split(c.team, w.n_rows * w.n_cols * c.n_tokens, n_groups * n_chunks, 1, [&](int64_t b, int64_t e) {
+    float acc[16 * kMostAccs];
     for (int64_t u = b; u < e; u++) {
       const int64_t rb = u % n_groups * group, chunk_begin = u / n_groups * chunk;
-      const int n = static_cast<int>(std::min<int64_t>(group, c.n_row_blocks() - rb));
+      const int n = static_cast<int>(std::min<int64_t>(group, n_row_blocks(w) - rb));
       for (int64_t i = chunk_begin; i < std::min<int64_t>(tiles.n, chunk_begin + chunk); i++) {
         const int first = tiles.begin(i), t = tiles.begin(i + 1) - first;
-        c.k.plain(c.w.form, c.w.data + rb * block_bytes, c.w.n_cols, n, c.x + first * c.x_stride, c.x_stride, t, acc);
-        c.emit(acc, n * kRowBlock, first, t, rb * kRowBlock);
+        c.k.plain(w.form, w.data + rb * block_bytes, w.n_cols, n, c.x + first * c.x_stride, c.x_stride, t, acc);
+        emit(out, acc, n * kRowBlock, first, t, rb * kRowBlock);
       }
     }
   });
@@ -181,20 +261,46 @@ std::string_view to_string(Path path) {
   return path == Path::kScalar ? "scalar" : path == Path::kAvx2 ? "avx2" : "avx512";
 }
 
+void linear_packed(std::span<const LinearOut> outs, const float* x, int64_t x_stride, int n_tokens, ThreadTeam* team, Path path, Scratch& scratch) {
+  if (n_tokens <= 0) return;
+  const Call call{x, x_stride, n_tokens, team, kernels_of(path)};
+  for (size_t i = 0, end = 0; i < outs.size(); i = end) {
+    end = i + 1;
+    if (is_plain(outs[i].w.form)) {
+      plain_product(call, outs[i]);
+      continue;
+    }
+    const Activations a = activations_of(outs[i].w.form, call.k);
+    while (end < outs.size() && !is_plain(outs[end].w.form) && activations_of(outs[end].w.form, call.k) == a) end++;
+    IntegerProducts(call, outs.subspan(i, end - i), nullptr, scratch).run();
+  }
+}
+
+void gated_packed(const LinearOut& gate, const LinearOut& up, const Gating& gating, const float* x, int64_t x_stride, int n_tokens, ThreadTeam* team,
+                  Path path, Scratch& scratch) {
+  const LinearOut outs[2] = {gate, up};
+  const LinearKernels& k = kernels_of(path);
+  const bool joint = !is_plain(gate.w.form) && gate.w.form == up.w.form && (k.tile_blocks >= 2 || n_tokens <= k.int_direct);
+  if (joint && n_tokens > 0) {
+    IntegerProducts({x, x_stride, n_tokens, team, k}, outs, &gating, scratch).run();
+    return;
+  }
+  linear_packed(outs, x, x_stride, n_tokens, team, path, scratch);
+  const int64_t n = n_tokens * gate.w.n_rows;
+  split(team, n * 16, n, kGatedGrain, [&](int64_t b, int64_t e) {
+    gating.apply(gating.act, gate.y + b, up.y + b, gating.limit, e - b, gating.y + b);
+  });
+}
+
 void linear_packed(const Matrix& w, const float* bias, const float* x, int64_t x_stride, int n_tokens, float* y, int64_t y_stride,
                    ThreadTeam* team, Path path, Scratch& scratch) {
-  if (n_tokens <= 0) return;
-  const Call call{w, bias, x, x_stride, n_tokens, y, y_stride, team, kernels_of(path)};
-  if (is_plain(w.form)) {
-    plain_product(call);
-  } else {
-    IntegerProduct(call, scratch).run();
-  }
+  const LinearOut out{w, bias, y, y_stride};
+  linear_packed(std::span(&out, 1), x, x_stride, n_tokens, team, path, scratch);
 }
 
 void linear_f32(const Matrix& w, const float* bias, const float* x, int64_t x_stride, int n_tokens, float* y, int64_t y_stride,
                 ThreadTeam* team, Path path) {
-  if (n_tokens > 0) plain_product({w, bias, x, x_stride, n_tokens, y, y_stride, team, kernels_of(path)});
+  if (n_tokens > 0) plain_product({x, x_stride, n_tokens, team, kernels_of(path)}, {w, bias, y, y_stride});
 }
 
 }  // namespace carrel::cpu

@@ -14,11 +14,11 @@
 // Threads: one caller at a time per Scratch and team; rows are split over the team. Errors: none; shapes are the caller's contract.
 #pragma once
 #include <cstdint>
+#include <span>
 #include <string_view>
 #include <vector>
 
-#include "kernels/matrix.h"
-#include "kernels/threads.h"
+#include "kernels/ops.h"
 
 namespace carrel::cpu {
 
@@ -33,7 +33,21 @@ struct Scratch {
   std::vector<int32_t> words;
 };
 
-/// x: n_tokens rows of x_stride floats (w.n_cols used); y: n_tokens rows of y_stride floats (w.n_rows written, nothing else touched).
+/// Products of one x, whose quantized form is made once. x: n_tokens rows of x_stride floats (n_cols used); outs: see ops.h; any form but kRows.
+void linear_packed(std::span<const LinearOut> outs, const float* x, int64_t x_stride, int n_tokens, ThreadTeam* team, Path path, Scratch& scratch);
+
+/// What happens to the outputs of two matrices of one shape; apply: VectorKernels::gated. y: [n_tokens][n_rows].
+struct Gating {
+  Act act;
+  float limit;
+  float* y;
+  void (*apply)(Act act, const float* gate, const float* up, float limit, int64_t n, float* y);
+};
+/// gating of gate and up; their own y (contiguous) may be left unwritten.
+void gated_packed(const LinearOut& gate, const LinearOut& up, const Gating& gating, const float* x, int64_t x_stride, int n_tokens, ThreadTeam* team,
+                  Path path, Scratch& scratch);
+
+/// One product. x: n_tokens rows of x_stride floats (w.n_cols used); y: n_tokens rows of y_stride floats (w.n_rows written, nothing else touched).
 /// Strides may exceed the widths (slices). bias: [n_rows] or null. team may be null. Any form but kRows.
 void linear_packed(const Matrix& w, const float* bias, const float* x, int64_t x_stride, int n_tokens, float* y, int64_t y_stride,
                    ThreadTeam* team, Path path, Scratch& scratch);

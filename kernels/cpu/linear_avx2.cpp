@@ -11,7 +11,7 @@ namespace {
 struct Avx2 {
   using I = __m256i;
   using F = __m256;
-  static constexpr int kLanes = 8, kTile = 6, kDirect = 3, kPlainTile = 6, kPlainAccs = 12, kI8Offset = 0;
+  static constexpr int kLanes = 8, kTile = 6, kTileBlocks = 1, kDirect = 3, kPlainTile = 6, kPlainAccs = 12, kI8Offset = 0;
   static constexpr bool kAnyBits = false;
 
   static I load(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const I*>(p)); }
@@ -50,9 +50,10 @@ struct Avx2 {
     return _mm256_maddubs_epi16(w, x);
   }
 
-  /// dot[t] of chunks [c0, c0 + n) of T tokens; x: [chunk][token] words; begin: [token] start words.
-  template <int T, int kBits, bool kStart, int c0, int n, class W>
-  CARREL_INLINE static void dots(const int32_t* x, const int32_t* begin, W w, I (&dot)[T]) {
+  /// dot[0][t] of chunks [c0, c0 + n) of one row block and T tokens; x: [chunk][token] words; begin: [token] start words.
+  template <int R, int T, int kBits, bool kStart, int c0, int n, class W>
+  CARREL_INLINE static void dots(const int32_t* x, const int32_t* begin, W w, I (&dot)[R][T]) {
+    static_assert(R == 1, "sixteen registers hold no second row block");
     constexpr int kFit = kBits == 4 ? 8 : kBits == 5 ? 4 : kBits == 6 ? 2 : 1;
     constexpr int kRun = kFit < n ? kFit : n;
     const I ones = _mm256_set1_epi16(1);
@@ -60,7 +61,7 @@ struct Avx2 {
       I sum[T];
       unroll<kRun>([&](auto j) CARREL_INLINE {
         constexpr int c = c0 + r * kRun + j;
-        const I wc = w(std::integral_constant<int, c>{});
+        const I wc = w(std::integral_constant<int, 0>{}, std::integral_constant<int, c>{});
         unroll<T>([&](auto t) CARREL_INLINE {
           const I p = products<kBits>(wc, _mm256_set1_epi32(x[c * T + t]));
           sum[t] = j == 0 ? p : _mm256_add_epi16(sum[t], p);
@@ -68,11 +69,11 @@ struct Avx2 {
       });
       unroll<T>([&](auto t) CARREL_INLINE {
         const I wide = _mm256_madd_epi16(sum[t], ones);
-        dot[t] = r == 0 ? wide : _mm256_add_epi32(dot[t], wide);
+        dot[0][t] = r == 0 ? wide : _mm256_add_epi32(dot[0][t], wide);
       });
     });
     if constexpr (kStart) {
-      unroll<T>([&](auto t) CARREL_INLINE { dot[t] = _mm256_add_epi32(dot[t], _mm256_set1_epi32(begin[t])); });
+      unroll<T>([&](auto t) CARREL_INLINE { dot[0][t] = _mm256_add_epi32(dot[0][t], _mm256_set1_epi32(begin[t])); });
     }
   }
 };
@@ -115,8 +116,9 @@ void quantize_avx2(const float* x, int64_t n_groups, int offset, bool halves, in
 }
 
 const LinearKernels& avx2_kernels() {
-  static constexpr LinearKernels kKernels = {Avx2::kTile,     Avx2::kDirect,  Avx2::kI8Offset,  quantize_avx2,          any_row_block<Avx2>,
-                                             any_widen<Avx2>, any_tile<Avx2>, Avx2::kPlainTile, plain_row_blocks<Avx2>, any_plain<Avx2>};
+  static constexpr LinearKernels kKernels = {Avx2::kTile,         Avx2::kTileBlocks, Avx2::kDirect,  Avx2::kI8Offset,  quantize_avx2,
+                                             any_row_block<Avx2>, any_widen<Avx2>,   any_tile<Avx2>, Avx2::kPlainTile, plain_row_blocks<Avx2>,
+                                             any_plain<Avx2>};
   return kKernels;
 }
 

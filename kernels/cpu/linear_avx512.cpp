@@ -14,7 +14,7 @@ namespace {
 struct Avx512 {
   using I = __m512i;
   using F = __m512;
-  static constexpr int kLanes = 16, kTile = 12, kDirect = 8, kPlainTile = 12, kPlainAccs = 24, kI8Offset = 128;
+  static constexpr int kLanes = 16, kTile = 6, kTileBlocks = 2, kDirect = 8, kPlainTile = 12, kPlainAccs = 24, kI8Offset = 128;
   static constexpr bool kAnyBits = true;
 
   static I load(const uint8_t* p) { return _mm512_loadu_si512(p); }
@@ -47,24 +47,70 @@ struct Avx512 {
     return _mm512_srli_epi16(v, n >= 0 ? 0 : -n);
   }
 
-  /// dot[t] of chunks [c0, c0 + n) of T tokens; x: [chunk][token] words; begin: [token] start words.
-  template <int T, int kBits, bool kStart, int c0, int n, class W>
-  CARREL_INLINE static void dots(const int32_t* x, const int32_t* begin, W w, I (&dot)[T]) {
-    unroll<T>([&](auto t) CARREL_INLINE { dot[t] = kStart ? _mm512_set1_epi32(begin[t]) : _mm512_setzero_si512(); });
+  /// dot[r][t] of chunks [c0, c0 + n) of R row blocks and T tokens; x: [chunk][token] words; begin: [token] start words.
+  template <int R, int T, int kBits, bool kStart, int c0, int n, class W>
+  CARREL_INLINE static void dots(const int32_t* x, const int32_t* begin, W w, I (&dot)[R][T]) {
+    unroll<T>([&](auto t) CARREL_INLINE {
+      const I start = kStart ? _mm512_set1_epi32(begin[t]) : _mm512_setzero_si512();
+      unroll<R>([&](auto r) CARREL_INLINE { dot[r][t] = start; });
+    });
     unroll<n>([&](auto j) CARREL_INLINE {
       constexpr int c = c0 + j;
-      const I wc = w(std::integral_constant<int, c>{});
-      unroll<T>([&](auto t) CARREL_INLINE { dot[t] = _mm512_dpbusd_epi32(dot[t], wc, _mm512_set1_epi32(x[c * T + t])); });
+      I wc[R];
+      unroll<R>([&](auto r) CARREL_INLINE { wc[r] = w(r, std::integral_constant<int, c>{}); });
+      unroll<T>([&](auto t) CARREL_INLINE {
+        const I xc = _mm512_set1_epi32(x[c * T + t]);
+        unroll<R>([&](auto r) CARREL_INLINE { dot[r][t] = _mm512_dpbusd_epi32(dot[r][t], wc[r], xc); });
+      });
     });
   }
 };
 
+/// One group of 32; sums by dots with ones.
+CARREL_INLINE inline void quantize_group(const float* x, int offset, bool halves, int t, int32_t* group, int slot) {
+  const __m512i abs_mask = _mm512_set1_epi32(0x7FFFFFFF);
+  const __m512 low = _mm512_loadu_ps(x), high = _mm512_loadu_ps(x + 16);
+  // Bits of |x| compare like the values, and put NaN on top.
+  const __m512i top16 =
+      _mm512_max_epi32(_mm512_and_si512(_mm512_castps_si512(low), abs_mask), _mm512_and_si512(_mm512_castps_si512(high), abs_mask));
+  const __m256i top8 = _mm256_max_epi32(_mm512_castsi512_si256(top16), _mm512_extracti64x4_epi64(top16, 1));
+  __m128i m = _mm_max_epi32(_mm256_castsi256_si128(top8), _mm256_extracti128_si256(top8, 1));
+  m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0x4E));
+  m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0xB1));
+  const GroupScale s = group_scale(__builtin_bit_cast(float, _mm_cvtsi128_si32(m)));
+  const __m512 inverse = _mm512_set1_ps(s.inverse);
+  const __mmask16 keep = s.inverse == 0 ? 0 : 0xFFFF;
+  const __m128i q0 = _mm512_cvtsepi32_epi8(_mm512_maskz_cvtps_epi32(keep, _mm512_mul_ps(low, inverse)));
+  const __m128i q1 = _mm512_cvtsepi32_epi8(_mm512_maskz_cvtps_epi32(keep, _mm512_mul_ps(high, inverse)));
+  const __m128i ones = _mm_set1_epi8(1), none = _mm_setzero_si128();
+  const __m128i a = _mm_dpbusd_epi32(none, ones, q0), b = _mm_dpbusd_epi32(none, ones, q1);
+  __m128i sums = _mm_hadd_epi32(a, b);
+  sums = _mm_hadd_epi32(sums, sums);
+  group[slot] = _mm_cvtsi128_si32(q0);
+  group[t + slot] = _mm_extract_epi32(q0, 1);
+  group[2 * t + slot] = _mm_extract_epi32(q0, 2);
+  group[3 * t + slot] = _mm_extract_epi32(q0, 3);
+  group[4 * t + slot] = _mm_cvtsi128_si32(q1);
+  group[5 * t + slot] = _mm_extract_epi32(q1, 1);
+  group[6 * t + slot] = _mm_extract_epi32(q1, 2);
+  group[7 * t + slot] = _mm_extract_epi32(q1, 3);
+  put_group_tail(s.scale, _mm_cvtsi128_si32(sums), _mm_extract_epi32(sums, 1), offset, halves, t, group, slot);
+}
+
+void quantize_avx512(const float* x, int64_t n_groups, int offset, bool halves, int t, int32_t* words, int slot) {
+  for (int64_t g = 0; g < n_groups; g++, x += 32, words += kXWords * t) {
+    _mm_prefetch(reinterpret_cast<const char*>(x + 512), _MM_HINT_T0);  // mostly of the next token
+    _mm_prefetch(reinterpret_cast<const char*>(x + 528), _MM_HINT_T0);
+    quantize_group(x, offset, halves, t, words, slot);
+  }
+}
+
 }  // namespace
 
 const LinearKernels& avx512_kernels() {
-  static constexpr LinearKernels kKernels = {
-      Avx512::kTile,    Avx512::kDirect,    Avx512::kI8Offset,        quantize_avx2,    any_row_block<Avx512>, any_widen<Avx512>,
-      any_tile<Avx512>, Avx512::kPlainTile, plain_row_blocks<Avx512>, any_plain<Avx512>};
+  static constexpr LinearKernels kKernels = {Avx512::kTile,      Avx512::kTileBlocks,   Avx512::kDirect,  Avx512::kI8Offset,  quantize_avx512,
+                                             any_row_block<Avx512>, any_widen<Avx512>, any_tile<Avx512>, Avx512::kPlainTile, plain_row_blocks<Avx512>,
+                                             any_plain<Avx512>};
   return kKernels;
 }
 

@@ -1,7 +1,6 @@
 // Inside of linear.cpp: what an instruction path provides. Each path fills one table from its own file (its own compiler flags).
 // All functions compute whole row blocks of 16 and leave accumulators, not outputs. Threads: pure functions on caller's buffers.
 #pragma once
-#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -26,6 +25,7 @@ struct alignas(64) WideGroup {
 /// Columns [0, n_groups * 32) of one row block and `n_blocks` packed blocks of it.
 struct LinearKernels {
   int int_tile = 1;       // most tokens of an integer tile
+  int tile_blocks = 1;    // most row blocks of an integer tile
   int int_direct = 1;     // most tokens of row_block
   int int_offset_i8 = 0;  // offset of kI8 codes as this path reads them
   /// Quantizes x[n_groups * 32], token `slot` of a tile of t tokens.
@@ -34,8 +34,8 @@ struct LinearKernels {
   void (*row_block)(Form form, const std::byte* blocks, int64_t n_blocks, const int32_t* x, int t, float* acc);
   /// Packed blocks to wide groups.
   void (*widen)(Form form, const std::byte* blocks, int64_t n_blocks, WideGroup* out);
-  /// Adds n_groups to acc[t][16] of a tile of t tokens.
-  void (*tile)(Form form, const WideGroup* w, int n_groups, const int32_t* x, int t, float* acc);
+  /// Adds n_groups to acc[t][n_row_blocks][16] of a tile of t tokens; w: row block after row block, `stride` groups apart.
+  void (*tile)(Form form, const WideGroup* w, int64_t stride, int n_row_blocks, int n_groups, const int32_t* x, int t, float* acc);
   /// Plain forms: whole dots of t tokens (t <= plain_tile) and n_row_blocks (<= plain_row_blocks(t)) row blocks: acc[t][n_row_blocks * 16].
   int plain_tile = 1;
   int (*plain_row_blocks)(int t);
@@ -43,20 +43,21 @@ struct LinearKernels {
 };
 
 /// Scale of an activation group from its largest magnitude, by the rule of linear.h; inverse 0 means that all codes are 0.
+/// These two are inlined by force: an out-of-line copy of the AVX-512 file must not serve other machines.
 struct GroupScale {
   float scale, inverse;
 };
-inline GroupScale group_scale(float top) {
+[[gnu::always_inline]] inline GroupScale group_scale(float top) {
   if (!(top < INFINITY)) return {NAN, 0};
   if (top < 1e-30f) return {0, 0};
   return {top / 127.0f, 127.0f / top};
 }
 /// Writes what follows the codes of a group: low, high: sums of the codes of its halves.
-inline void put_group_tail(float scale, int low, int high, int offset, bool halves, int t, int32_t* group, int slot) {
-  group[8 * t + slot] = std::bit_cast<int32_t>(scale);
+[[gnu::always_inline]] inline void put_group_tail(float scale, int low, int high, int offset, bool halves, int t, int32_t* group, int slot) {
+  group[8 * t + slot] = __builtin_bit_cast(int32_t, scale);
   group[9 * t + slot] = -offset * (halves ? low : low + high);
   group[10 * t + slot] = -offset * high;
-  group[11 * t + slot] = std::bit_cast<int32_t>(scale * static_cast<float>(low + high));
+  group[11 * t + slot] = __builtin_bit_cast(int32_t, scale * static_cast<float>(low + high));
 }
 void quantize_avx2(const float* x, int64_t n_groups, int offset, bool halves, int t, int32_t* words, int slot);
 

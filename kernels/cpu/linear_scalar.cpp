@@ -85,7 +85,7 @@ void plain(Form form, const std::byte* w, int64_t n_cols, int n_row_blocks, cons
 }  // namespace
 
 const LinearKernels& scalar_kernels() {
-  static constexpr LinearKernels kKernels = {1, 1, 0, quantize, row_block, nullptr, nullptr, 4, one_row_block, plain};
+  static constexpr LinearKernels kKernels = {1, 1, 1, 0, quantize, row_block, nullptr, nullptr, 4, one_row_block, plain};
   return kKernels;
 }
 

@@ -1,9 +1,9 @@
 // The loops of linear_avx2.cpp and linear_avx512.cpp, written once over a vector type V of 8 or 16 lanes. Lanes are output rows; V lives in
 // an anonymous namespace of its file, so that nothing here is shared between files built with different flags. Pure functions.
 //
-// V provides: I, F (integer, float vectors), kLanes, kTile, kDirect, kPlainTile, kI8Offset, load/store, f16/bf16/u8/i8 widening, mul, fma,
+// V provides: I, F (integer, float vectors), kLanes, kTile, kTileBlocks, kDirect, kPlainTile, kI8Offset, load/store, f16/bf16/u8/i8 widening, mul, fma,
 // and
-//   chunk_dot<T, kBits>(acc, w, x): see the files.
+//   dots<R, T, kBits, …>(x, begin, w, dot): see the files.
 #pragma once
 #include <cstdint>
 #include <utility>
@@ -75,17 +75,23 @@ CARREL_INLINE inline Scales<V> scales(const uint8_t* head, const uint8_t* group,
   return r;
 }
 
-/// acc[t] takes one group of tokens t, in the fixed order. w(c): the weights of chunk c.
-template <class V, int T, Variant kV, class W>
-CARREL_INLINE inline void add_group(const int32_t* x, const Scales<V>& s, W w, typename V::F (&acc)[T]) {
+/// acc[r][t] takes one group of tokens t for R row blocks, in the fixed order. s[r]: their scales; w(r, c): the weights of chunk c.
+template <class V, int R, int T, Variant kV, class W>
+CARREL_INLINE inline void add_group(const int32_t* x, const Scales<V> (&s)[R], W w, typename V::F (&acc)[R][T]) {
   constexpr int kHalves = kV.halves ? 2 : 1;
   unroll<kHalves>([&](auto h) CARREL_INLINE {
-    typename V::I dot[T];
-    V::template dots<T, kV.bits, kV.start, 8 / kHalves * h, 8 / kHalves>(x, x + (9 + h) * T, w, dot);
-    unroll<T>([&](auto t) CARREL_INLINE { acc[t] = V::fma(V::to_float(dot[t]), V::mul(s.s[h], V::set1(x + 8 * T + t)), acc[t]); });
+    typename V::I dot[R][T];
+    V::template dots<R, T, kV.bits, kV.start, 8 / kHalves * h, 8 / kHalves>(x, x + (9 + h) * T, w, dot);
+    unroll<T>([&](auto t) CARREL_INLINE {
+      const typename V::F scale = V::set1(x + 8 * T + t);
+      unroll<R>([&](auto r) CARREL_INLINE { acc[r][t] = V::fma(V::to_float(dot[r][t]), V::mul(s[r].s[h], scale), acc[r][t]); });
+    });
   });
   if constexpr (kV.min) {
-    unroll<T>([&](auto t) CARREL_INLINE { acc[t] = V::fma(s.min, V::set1(x + 11 * T + t), acc[t]); });
+    unroll<T>([&](auto t) CARREL_INLINE {
+      const typename V::F sum = V::set1(x + 11 * T + t);
+      unroll<R>([&](auto r) CARREL_INLINE { acc[r][t] = V::fma(s[r].min, sum, acc[r][t]); });
+    });
   }
 }
 
@@ -101,8 +107,8 @@ template <class V, Form kForm, int T>
 void row_block(const std::byte* blocks, int64_t n_blocks, const int32_t* x, float* out) {
   constexpr FormLayout l = layout_of(kForm);
   constexpr int kParts = kRowBlock / V::kLanes;
-  typename V::F acc[kParts][T];
-  unroll<kParts>([&](auto part) CARREL_INLINE { unroll<T>([&](auto t) CARREL_INLINE { acc[part][t] = V::zero(); }); });
+  typename V::F acc[kParts][1][T];
+  unroll<kParts>([&](auto part) CARREL_INLINE { unroll<T>([&](auto t) CARREL_INLINE { acc[part][0][t] = V::zero(); }); });
   const uint8_t* p = reinterpret_cast<const uint8_t*>(blocks);
   for (int64_t b = 0; b < n_blocks; b++) {
     const uint8_t* head = p;
@@ -111,13 +117,13 @@ void row_block(const std::byte* blocks, int64_t n_blocks, const int32_t* x, floa
       prefetch_group<V>(l, p, g);
       unroll<kParts>([&](auto part) CARREL_INLINE {
         constexpr int lane = part * V::kLanes;
-        const Scales<V> s = scales<V, kForm>(head, p, lane);
-        add_group<V, T, variant_of<V>(kForm)>(x, s, [&](auto c) CARREL_INLINE { return chunk<V, kForm, c>(p, lane); }, acc[part]);
+        const Scales<V> s[1] = {scales<V, kForm>(head, p, lane)};
+        add_group<V, 1, T, variant_of<V>(kForm)>(x, s, [&](auto, auto c) CARREL_INLINE { return chunk<V, kForm, c>(p, lane); }, acc[part]);
       });
     }
   }
   unroll<kParts>([&](auto part) CARREL_INLINE {
-    unroll<T>([&](auto t) CARREL_INLINE { V::store_f32(out + t * kRowBlock + part * V::kLanes, acc[part][t]); });
+    unroll<T>([&](auto t) CARREL_INLINE { V::store_f32(out + t * kRowBlock + part * V::kLanes, acc[part][0][t]); });
   });
 }
 
@@ -141,22 +147,24 @@ void widen(const std::byte* blocks, int64_t n_blocks, WideGroup* out) {
   }
 }
 
-/// Prefill: T tokens x 16 rows, accumulators in registers over n_groups.
-template <class V, Variant kV, int T>
-void tile(const WideGroup* w, int n_groups, const int32_t* x, float* out) {
+/// Prefill: T tokens x R row blocks, accumulators in registers over n_groups. w: block after block, `stride` groups apart.
+template <class V, Variant kV, int R, int T>
+void tile(const WideGroup* w, int64_t stride, int n_groups, const int32_t* x, float* out) {
+  constexpr int kRows = R * kRowBlock;
   for (int lane = 0; lane < kRowBlock; lane += V::kLanes) {
-    typename V::F acc[T];
-    unroll<T>([&](auto t) CARREL_INLINE { acc[t] = V::f32(out + t * kRowBlock + lane); });
+    typename V::F acc[R][T];
+    unroll<R>([&](auto r) CARREL_INLINE { unroll<T>([&](auto t) CARREL_INLINE { acc[r][t] = V::f32(out + t * kRows + r * kRowBlock + lane); }); });
     const int32_t* xg = x;
-    for (int g = 0; g < n_groups; g++, xg += kXWords * T) {
-      const uint8_t* q = w[g].q + 4 * lane;
-      Scales<V> s;
-      s.s[0] = V::f32(w[g].scale[0] + lane);
-      if constexpr (kV.halves) s.s[1] = V::f32(w[g].scale[1] + lane);
-      if constexpr (kV.min) s.min = V::f32(w[g].min + lane);
-      add_group<V, T, kV>(xg, s, [&](auto c) CARREL_INLINE { return V::load(q + 64 * c); }, acc);
+    for (const WideGroup* g = w; g < w + n_groups; g++, xg += kXWords * T) {
+      Scales<V> s[R];
+      unroll<R>([&](auto r) CARREL_INLINE {
+        s[r].s[0] = V::f32(g[r * stride].scale[0] + lane);
+        if constexpr (kV.halves) s[r].s[1] = V::f32(g[r * stride].scale[1] + lane);
+        if constexpr (kV.min) s[r].min = V::f32(g[r * stride].min + lane);
+      });
+      add_group<V, R, T, kV>(xg, s, [&](auto r, auto c) CARREL_INLINE { return V::load(g[r * stride].q + 4 * lane + 64 * c); }, acc);
     }
-    unroll<T>([&](auto t) CARREL_INLINE { V::store_f32(out + t * kRowBlock + lane, acc[t]); });
+    unroll<R>([&](auto r) CARREL_INLINE { unroll<T>([&](auto t) CARREL_INLINE { V::store_f32(out + t * kRows + r * kRowBlock + lane, acc[r][t]); }); });
   }
 }
 
@@ -227,10 +235,12 @@ void any_widen(Form form, const std::byte* blocks, int64_t n_blocks, WideGroup* 
 }
 
 template <class V>
-void any_tile(Form form, const WideGroup* w, int n_groups, const int32_t* x, int t, float* acc) {
+void any_tile(Form form, const WideGroup* w, int64_t stride, int n_row_blocks, int n_groups, const int32_t* x, int t, float* acc) {
   with_form(form, [&]<Form kForm>() {
     unroll<V::kTile>([&](auto i) {
-      if (t == i + 1) tile<V, variant_of<V>(kForm), i + 1>(w, n_groups, x, acc);
+      unroll<V::kTileBlocks>([&](auto r) {
+        if (t == i + 1 && n_row_blocks == r + 1) tile<V, variant_of<V>(kForm), r + 1, i + 1>(w, stride, n_groups, x, acc);
+      });
     });
   });
 }

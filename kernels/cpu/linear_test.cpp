@@ -141,6 +141,68 @@ TEST(Linear, agrees_with_float64_on_dequantized_weights) {
   }
 }
 
+float act_of(Act act, float gate, float up) { return (act == Act::kSilu ? 2.0f : 3.0f) * gate - up; }
+void apply(Act act, const float* gate, const float* up, float limit, int64_t n, float* y) {
+  for (int64_t i = 0; i < n; i++) y[i] = act_of(act, gate[i], up[i]) + limit;
+}
+
+TEST(Linear, products_of_one_x_are_the_same_together_and_alone) {
+  std::mt19937 rng(12);
+  Scratch scratch;
+  ThreadTeam team(2);
+  const int64_t n_cols = 512;
+  for (int round = 0; round < 24; round++) {
+    const int n_tokens = 1 + static_cast<int>(rng() % (round % 2 == 0 ? 20 : 600));
+    const std::vector<float> x = random_floats(static_cast<size_t>(n_tokens * n_cols), rng);
+    std::vector<std::unique_ptr<Weights>> weights;
+    std::vector<std::vector<float>> want, got, add, bias;
+    const size_t n = 1 + rng() % 4;
+    for (size_t i = 0; i < n; i++) {
+      weights.push_back(std::make_unique<Weights>(kTypes[rng() % 3 == 0 ? rng() % 11 : 3 + round % 8], 1 + static_cast<int64_t>(rng() % 90), n_cols, rng));
+      const auto size = static_cast<size_t>(n_tokens * weights[i]->m.n_rows);
+      add.push_back(random_floats(size, rng));
+      bias.push_back(random_floats(static_cast<size_t>(weights[i]->m.n_rows), rng));
+      want.emplace_back(size);
+      got.emplace_back(size);
+      linear_packed(weights[i]->m, i % 2 == 0 ? bias[i].data() : nullptr, x.data(), n_cols, n_tokens, want[i].data(), weights[i]->m.n_rows, nullptr,
+                    Path::kAvx2, scratch);
+      for (size_t j = 0; i == 1 && j < size; j++) want[i][j] += add[i][j];
+    }
+    for (const Path path : simd_paths()) {
+      std::vector<LinearOut> outs;
+      for (size_t i = 0; i < n; i++) {
+        outs.push_back({weights[i]->m, i % 2 == 0 ? bias[i].data() : nullptr, got[i].data(), weights[i]->m.n_rows});
+        if (i == 1) outs[i].add = add[i].data(), outs[i].sum = got[i].data();
+      }
+      linear_packed(outs, x.data(), n_cols, n_tokens, &team, path, scratch);
+      for (size_t i = 0; i < n; i++) ASSERT_TRUE(same_bits(want[i], got[i])) << to_string(weights[i]->m.form) << " " << to_string(path) << " tokens " << n_tokens;
+    }
+  }
+}
+
+TEST(Linear, gating_of_two_products_is_the_same_as_one_by_one) {
+  std::mt19937 rng(13);
+  Scratch scratch;
+  ThreadTeam team(2);
+  const int64_t n_cols = 512;
+  for (const DType type : kTypes) {
+    for (const int n_tokens : {1, 7, 8, 9, 300}) {
+      const int64_t n_rows = 16 + static_cast<int64_t>(rng() % 60);
+      const Weights gate(type, n_rows, n_cols, rng), up(type, n_rows, n_cols, rng);
+      const std::vector<float> x = random_floats(static_cast<size_t>(n_tokens * n_cols), rng), bias = random_floats(static_cast<size_t>(n_rows), rng);
+      std::vector<float> a(static_cast<size_t>(n_tokens * n_rows)), b(a.size()), want(a.size()), got(a.size());
+      linear_packed(gate.m, bias.data(), x.data(), n_cols, n_tokens, a.data(), n_rows, nullptr, Path::kAvx2, scratch);
+      linear_packed(up.m, nullptr, x.data(), n_cols, n_tokens, b.data(), n_rows, nullptr, Path::kAvx2, scratch);
+      apply(Act::kGeluTanh, a.data(), b.data(), 0.5f, static_cast<int64_t>(a.size()), want.data());
+      for (const Path path : simd_paths()) {
+        gated_packed({gate.m, bias.data(), a.data(), n_rows}, {up.m, nullptr, b.data(), n_rows}, {Act::kGeluTanh, 0.5f, got.data(), apply}, x.data(), n_cols,
+                     n_tokens, &team, path, scratch);
+        ASSERT_TRUE(same_bits(want, got)) << to_string(type) << " " << to_string(path) << " tokens " << n_tokens;
+      }
+    }
+  }
+}
+
 TEST(Linear, f32_product_needs_no_scratch_and_is_the_same) {
   std::mt19937 rng(2);
   Scratch scratch;

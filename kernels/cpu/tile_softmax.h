@@ -43,6 +43,8 @@ struct Seen {
 };
 
 class TileSoftmax {
+  static constexpr int kStrip = 16;  // tokens that share a product of scores
+
  public:
   /// q: [n_tokens * n_heads][dim]
   TileSoftmax(const VectorKernels& kernels, ThreadScratch& scratch, int n_tokens, int n_heads, int dim, float scale)
@@ -74,7 +76,7 @@ class TileSoftmax {
     }
     k_.load_keys(rows, source.dtype, source.key_begin, dim_, lo, hi, keys_);
     k_.load_values(rows, source.dtype, source.value_begin, dim_, lo, hi, values_);
-    k_.product(n_tokens_ * n_heads_, kKeyBlock / 16, dim_, q, dim_, keys_, kKeyBlock, scores_, kKeyBlock, false);
+    for (int t = 0; t < n_tokens_; t += kStrip) score_strip(q, t, std::min(kStrip, n_tokens_ - t), base, seen);
     if (all_whole) return add_scores(part, 0, n_tokens_, 0, kKeyBlock);
     for (int t = 0; t < n_tokens_; ++t) {
       const auto [a, b] = inside(seen(t), base);
@@ -88,6 +90,14 @@ class TileSoftmax {
   };
   static Lanes inside(const Seen& seen, int64_t base) {
     return {static_cast<int>(std::clamp<int64_t>(seen.lo - base, 0, kKeyBlock)), static_cast<int>(std::clamp<int64_t>(seen.hi - base, 0, kKeyBlock))};
+  }
+  /// Scores of n tokens, up to the last key that one of them sees: most of the block beyond the diagonal is left out.
+  template <class SeenOf>
+  void score_strip(const float* q, int token, int n, int64_t base, SeenOf seen) {
+    int end = 0;
+    for (int t = token; t < token + n; ++t) end = std::max(end, inside(seen(t), base).hi);
+    const ptrdiff_t row = static_cast<ptrdiff_t>(token) * n_heads_;
+    k_.product(n * n_heads_, (end + 15) / 16, dim_, q + row * dim_, dim_, keys_, kKeyBlock, scores_ + row * kKeyBlock, kKeyBlock, false);
   }
   /// Keys [lo, hi) of the block for the queries of some tokens, which all see them.
   void add_scores(const Partial& part, int token, int n_tokens, int lo, int hi) {

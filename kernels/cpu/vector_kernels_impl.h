@@ -138,6 +138,7 @@ void product(int m, int n16, int n_k, const float* a, ptrdiff_t lda, const float
   int j = 0;
 #ifdef __AVX512F__
   for (; j + 4 <= n16; j += 4) product_columns<4>(m, n_k, a, lda, b + j * kLanes, ldb, c + j * kLanes, ldc, keep);
+  for (; j + 2 <= n16; j += 2) product_columns<2>(m, n_k, a, lda, b + j * kLanes, ldb, c + j * kLanes, ldc, keep);
 #endif
   for (; j < n16; ++j) product_columns<1>(m, n_k, a, lda, b + j * kLanes, ldb, c + j * kLanes, ldc, keep);
 }
