@@ -16,8 +16,7 @@ namespace {
 constexpr int kChunkTokens = 264;        // tokens that share one widening of a row block
 constexpr int kChunkGroups = 18;         // groups widened at a time: 25 KiB of two row blocks, in L1 beside a tile of activations
 constexpr int kMostBlocks = 2;           // largest tile_blocks of any path
-constexpr int kMostDirect = 8;           // largest int_direct of any path
-constexpr int kMostAccs = 4 * kRowBlock;  // widest row of accumulators
+constexpr int kMostDirect = 8;           // largest int_direct and int_tile of any path
 constexpr int kPlainTokens = 192;        // tokens of a chunk of plain forms
 constexpr int64_t kGatedGrain = 8192;    // elements of a gating that are worth waking a thread
 constexpr int64_t kSmallWork = 1 << 16;  // multiply-adds below which waking the team costs more than it saves
@@ -49,24 +48,33 @@ int64_t n_row_blocks(const Matrix& w) {
   return (w.n_rows + kRowBlock - 1) / kRowBlock;
 }
 
-/// acc: [n][acc_stride], rows from first_row on, of which those beyond n_rows are dropped.
-void emit(const LinearOut& out, const float* acc, int acc_stride, int first_token, int n, int64_t first_row) {
-  const int64_t valid = std::min<int64_t>(acc_stride, out.w.n_rows - first_row);
-  for (int t = 0; t < n; t++) {
-    const int64_t at = (first_token + t) * out.y_stride + first_row;
-    const float* a = acc + t * acc_stride;
-    float biased[kMostAccs];
-    if (out.bias != nullptr) {
-      for (int64_t r = 0; r < valid; r++) biased[r] = a[r] + out.bias[first_row + r];
-      a = biased;
-    }
-    if (out.sum != nullptr) {
-      for (int64_t r = 0; r < valid; r++) out.sum[at + r] = a[r] + out.add[at + r];
-    } else if (valid == 2 * kRowBlock) {
-      std::memcpy(out.y + at, a, 2 * kRowBlock * sizeof(float));  // a constant size: no call
+/// One token's 16 outputs, from row `row` on: a loop of a constant length into memory of its own is what compilers turn into vectors.
+void emit_block(const LinearOut& out, const float* acc, int64_t token, int64_t row) {
+  const int64_t valid = std::min<int64_t>(kRowBlock, out.w.n_rows - row), at = token * out.y_stride + row;
+  float v[kRowBlock], add[kRowBlock] = {};
+  std::memcpy(v, acc, sizeof v);
+  for (int64_t r = 0; out.bias != nullptr && r < valid; r++) v[r] += out.bias[row + r];
+  float* to = out.y + at;
+  if (out.sum != nullptr) {
+    to = out.sum + at;
+    if (valid == kRowBlock) {
+      std::memcpy(add, out.add + at, sizeof add);  // a constant size: no call
     } else {
-      std::memcpy(out.y + at, a, static_cast<size_t>(valid) * sizeof(float));
+      std::memcpy(add, out.add + at, static_cast<size_t>(valid) * sizeof(float));
     }
+    for (int r = 0; r < kRowBlock; r++) v[r] += add[r];
+  }
+  if (valid == kRowBlock) {
+    std::memcpy(to, v, sizeof v);
+  } else {
+    std::memcpy(to, v, static_cast<size_t>(valid) * sizeof(float));
+  }
+}
+
+/// acc: [n][n_blocks][16], rows from first_row on, of which those beyond n_rows are dropped.
+void emit(const LinearOut& out, const float* acc, int n_blocks, int first_token, int n, int64_t first_row) {
+  for (int t = 0; t < n; t++) {
+    for (int b = 0; b < n_blocks; b++, acc += kRowBlock) emit_block(out, acc, first_token + t, first_row + b * kRowBlock);
   }
 }
 
@@ -155,15 +163,26 @@ class IntegerProducts {
   }
 
   /// acc: [n][p.n * 16]
-  void finish(const Panel& p, float* acc, int first_token, int n) const {
-    if (gating_ == nullptr) return emit(*p.out, acc, p.n * kRowBlock, first_token, n, p.first * kRowBlock);
+  void finish(const Panel& p, const float* acc, int first_token, int n) const {
+    if (gating_ == nullptr) return emit(*p.out, acc, p.n, first_token, n, p.first * kRowBlock);
     const int64_t n_rows = p.out->w.n_rows, row = p.first * kRowBlock, valid = std::min<int64_t>(kRowBlock, n_rows - row);
-    for (int t = 0; t < n; t++, acc += 2 * kRowBlock) {
-      for (size_t i = 0; i < 2; i++) {
-        if (outs_[i].bias == nullptr) continue;
-        for (int64_t r = 0; r < valid; r++) acc[i * kRowBlock + static_cast<size_t>(r)] += outs_[i].bias[row + r];
+    if (n < 1) return;  // what the compiler cannot see
+    float sides[2][kMostDirect * kRowBlock], y[kMostDirect * kRowBlock];  // all tokens in one call of the gating
+    for (int t = 0; t < n; t++) {
+      for (size_t i = 0; i < 2; i++, acc += kRowBlock) {
+        float* v = sides[i] + t * kRowBlock;
+        std::memcpy(v, acc, kRowBlock * sizeof(float));
+        for (int64_t r = 0; outs_[i].bias != nullptr && r < valid; r++) v[r] += outs_[i].bias[row + r];
       }
-      gating_->apply(gating_->act, acc, acc + kRowBlock, gating_->limit, valid, gating_->y + (first_token + t) * n_rows + row);
+    }
+    gating_->apply(gating_->act, sides[0], sides[1], gating_->limit, n * kRowBlock, y);
+    for (int t = 0; t < n; t++) {
+      float* to = gating_->y + (first_token + t) * n_rows + row;
+      if (valid == kRowBlock) {
+        std::memcpy(to, y + t * kRowBlock, kRowBlock * sizeof(float));
+      } else {
+        std::memcpy(to, y + t * kRowBlock, static_cast<size_t>(valid) * sizeof(float));
+      }
     }
   }
 
@@ -232,14 +251,14 @@ void plain_product(const Call& c, const LinearOut& out) {
   const int64_t chunk = kPlainTokens / c.k.plain_tile, n_chunks = (tiles.n + chunk - 1) / chunk;
   const int64_t block_bytes = w.n_cols * kRowBlock * (w.form == Form::kF32 ? 4 : 2);
   split(c.team, w.n_rows * w.n_cols * c.n_tokens, n_groups * n_chunks, 1, [&](int64_t b, int64_t e) {
-    float acc[16 * kMostAccs];
+    float acc[16 * 4 * kRowBlock];
     for (int64_t u = b; u < e; u++) {
       const int64_t rb = u % n_groups * group, chunk_begin = u / n_groups * chunk;
       const int n = static_cast<int>(std::min<int64_t>(group, n_row_blocks(w) - rb));
       for (int64_t i = chunk_begin; i < std::min<int64_t>(tiles.n, chunk_begin + chunk); i++) {
         const int first = tiles.begin(i), t = tiles.begin(i + 1) - first;
         c.k.plain(w.form, w.data + rb * block_bytes, w.n_cols, n, c.x + first * c.x_stride, c.x_stride, t, acc);
-        emit(out, acc, n * kRowBlock, first, t, rb * kRowBlock);
+        emit(out, acc, n, first, t, rb * kRowBlock);
       }
     }
   });
