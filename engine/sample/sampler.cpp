@@ -129,7 +129,8 @@ Result<Sampled> Sampler::sample(std::span<const float> logits, const SamplingPar
   } else {
     // Candidates come off the heap best first until top_k, top_p or min_p ends the list; weights are relative to the best.
     const double top = heap_.front().first, inv_t = 1.0 / params.temperature;
-    const auto weight = [&](float x) { return std::exp((static_cast<double>(x) - top) * inv_t); };
+    // The best weighs 1 by definition: a penalty may have made it infinite, and inf - inf would leave no candidate at all.
+    const auto weight = [&](float x) { return x >= top ? 1.0 : std::exp((static_cast<double>(x) - top) * inv_t); };
     const size_t limit = params.top_k > 0 ? std::min<size_t>(heap_.size(), static_cast<size_t>(params.top_k)) : heap_.size();
     std::vector<std::pair<double, int32_t>> kept;  // weight, id
     double total = 0;

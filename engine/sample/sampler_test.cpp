@@ -142,6 +142,15 @@ TEST(Cases, case_state_f5) {  // the edges of every range
     EXPECT_TRUE(check(p, 50));
     EXPECT_LT(draw(logits, p), 50);
   }
+  for (const float min_p : {0.0f, 1.0f})
+    for (const int top_k : {0, 3}) {  // a penalty that makes a logit infinite leaves that token, not nothing
+      SamplingParams p;
+      p.repetition_penalty = 1e-40f;
+      p.min_p = min_p;
+      p.top_k = top_k;
+      EXPECT_EQ(draw(logits, p, 7, {30}), 30);
+      EXPECT_EQ(draw(std::vector<float>(50, -std::numeric_limits<float>::infinity()), p, 7) >= 0, true);
+    }
   for (const uint64_t seed : {uint64_t{0}, static_cast<uint64_t>(-5), uint64_t{1} << 63}) {
     SamplingParams p;
     p.seed = seed;
