@@ -8,13 +8,15 @@ namespace carrel {
 namespace {
 
 constexpr size_t kMaxDepth = 64;
+constexpr size_t kMaxContainers = 20'000;
 constexpr int64_t kMaxSearch = 1 << 24;
 
-/// Refuses what would cost more than its bytes are worth, before anything is built: nesting, and members, which an object that keeps their order
+/// Refuses what would cost more than its bytes are worth, before anything is built: nesting, empty containers by the million, and members, which an object that keeps their order
 /// finds by walking, so that n of them cost n²/2 comparisons. Text that is not JSON passes; the parser refuses it.
 Status check_shape(std::string_view body) {
   std::vector<int64_t> n_members;
   int64_t search = 0;
+  size_t n_containers = 0;
   for (size_t i = 0; i < body.size(); i++) {
     switch (body[i]) {
       case '"':
@@ -24,6 +26,8 @@ Status check_shape(std::string_view body) {
       case '{':
       case '[':
         if (n_members.size() == kMaxDepth) return fail(Code::kInvalidArgument, "the request body is nested deeper than 64 levels");
+        if (++n_containers > kMaxContainers)
+          return fail(Code::kInvalidArgument, "the request body has more than " + std::to_string(kMaxContainers) + " objects and lists");
         n_members.push_back(0);
         break;
       case '}':

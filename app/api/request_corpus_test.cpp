@@ -30,6 +30,19 @@ TEST(RequestFuzz, NestedFieldsOfTheWrongTypeAreNamed) {
   EXPECT_TRUE(parsed(Dialect::kChat, head + R"("a"}],"stream":true,"stream_options":{"include_usage":true}})").include_usage);
 }
 
+TEST(RequestFuzz, ContainersByTheMillionAreRefusedUnbuilt) {
+  const auto lists = [](int n) {
+    std::string s = "{\"messages\":[[]";
+    for (int i = 1; i < n; i++) s += ",[]";
+    return s + "]}";
+  };
+  EXPECT_TRUE(parse_body(lists(19'000)));
+  const auto refused = parse_body(lists(21'000));
+  ASSERT_FALSE(refused);
+  EXPECT_NE(refused.error().message.find("20000 objects and lists"), std::string::npos);
+  EXPECT_TRUE(parse_body("{\"a\":\"" + std::string(100'000, '[') + "\"}"));  // brackets of a text are none
+}
+
 TEST(RequestFuzz, ObjectsOfTooManyMembersAreRefusedUnbuilt) {
   const auto object = [](int n) {
     std::string s = "{";
