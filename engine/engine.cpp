@@ -177,9 +177,9 @@ struct Engine::Impl {
       const int64_t age_ms = (now - job.submitted_ns) / 1'000'000;
       const Request& r = job.request;
       if (r.timeout_ms > 0 && age_ms >= r.timeout_ms)
-        return std::pair{FinishReason::kDeadline, Error{Code::kDeadline, "the request ran longer than its limit of " + std::to_string(r.timeout_ms) + " ms", "timeout_seconds"}};
+        return std::pair{FinishReason::kDeadline, Error{Code::kDeadline, "the request ran longer than its limit of " + std::to_string(r.timeout_ms) + " ms", "server.timeout_seconds"}};
       if (!job.first_match && r.queue_timeout_ms > 0 && age_ms >= r.queue_timeout_ms)
-        return std::pair{FinishReason::kDeadline, Error{Code::kDeadline, "waited longer than " + std::to_string(r.queue_timeout_ms) + " ms for a place", "queue_timeout_seconds"}};
+        return std::pair{FinishReason::kDeadline, Error{Code::kDeadline, "waited longer than " + std::to_string(r.queue_timeout_ms) + " ms for a place", "admission.queue_timeout_seconds"}};
       return std::nullopt;
     };
     std::vector<std::unique_ptr<Job>> ended;

@@ -242,7 +242,7 @@ TEST_F(EngineLoop, ADeadlineInTheQueueEndsTheWaitOnly) {
   env_.let_pass(20);
   const Ended e = read_all(*waiting);
   EXPECT_EQ(e.finish.reason, FinishReason::kDeadline);
-  EXPECT_EQ(e.finish.error.where, "queue_timeout_seconds");
+  EXPECT_EQ(e.finish.error.where, "admission.queue_timeout_seconds");
   EXPECT_EQ(e.finish.usage.completion_tokens, 0);
   EXPECT_EQ(e.finish.usage.queue_ns, 100'000'000);
   running->cancel();
@@ -268,7 +268,7 @@ TEST_F(EngineLoop, ADeadlineWhileRunningKeepsWhatWasMade) {
   env_.open_gate();
   EXPECT_EQ(e.finish.reason, FinishReason::kDeadline);
   EXPECT_EQ(e.finish.error.code, Code::kDeadline);
-  EXPECT_EQ(e.finish.error.where, "timeout_seconds");
+  EXPECT_EQ(e.finish.error.where, "server.timeout_seconds");
   EXPECT_EQ(e.finish.usage.completion_tokens, static_cast<int64_t>(e.ids.size()));
   EXPECT_GT(e.ids.size(), 0u);
   EXPECT_LT(e.ids.size(), 8u);

@@ -47,6 +47,20 @@ const Route* find_route(std::string_view method, std::string_view path, std::str
   return nullptr;
 }
 
+std::string_view bearer(const HttpRequest& http) {
+  std::string_view presented = http.header("authorization");
+  if (!presented.starts_with("Bearer ") && !presented.starts_with("bearer ")) return http.header("x-api-key");
+  return presented.substr(7);
+}
+
+/// The media type, parameters aside; letters count the same in both cases. None given counts as JSON.
+bool is_json(std::string_view type) {
+  std::string name;
+  for (const char c : type.substr(0, type.find(';')))
+    if (c != ' ' && c != '\t') name.push_back(static_cast<char>(std::tolower(static_cast<unsigned char>(c))));
+  return name.empty() || name == "application/json";
+}
+
 }  // namespace
 
 std::string_view to_string(Plane plane) { return plane == kOpen ? "open" : plane == kTenant ? "tenant" : "scrape"; }
@@ -84,11 +98,8 @@ struct Api::Impl {
 
   /// The key of a request, or an answer that refuses it. One 401 for every reason.
   bool authenticate(const HttpRequest& http, KeyInfo& key, HttpResponse& out) const {
-    std::string_view presented = http.header("authorization");
-    if (presented.starts_with("Bearer ") || presented.starts_with("bearer ")) presented.remove_prefix(7);
-    else presented = http.header("x-api-key");
     KeyRefusal why = KeyRefusal::kNone;
-    auto found = s.catalog->authenticate(presented, &why);
+    auto found = s.catalog->authenticate(bearer(http), &why);
     if (found && found->allows_source(http.remote_addr)) {
       key = std::move(*found);
       return true;
@@ -139,22 +150,31 @@ struct Api::Impl {
       out.close = true;
       return true;
     }
-    const std::string_view type = http.header("content-type");
-    if (!type.empty() && !type.starts_with("application/json")) {
+    if (!is_json(http.header("content-type"))) {
       set_error(out, 415, "invalid_request_error", "Content-Type must be application/json", "unsupported_media_type", "", http.id);
       out.close = true;
       return true;
     }
-    const std::string length(http.header("content-length"));
-    if (length.size() > 12 || std::strtoull(length.c_str(), nullptr, 10) > kDiscardBytes) {
-      set_error(out, 413, "invalid_request_error", "the request body is larger than " + std::to_string(kDiscardBytes) + " bytes", "body_too_large", "", http.id);
+    if (const std::string_view coding = http.header("content-encoding"); !coding.empty() && coding != "identity") {
+      set_error(out, 415, "invalid_request_error", "Content-Encoding is not accepted; send the body as it is", "unsupported_media_type", "", http.id);
       out.close = true;
       return true;
     }
     return false;
   }
 
-  static constexpr unsigned long long kDiscardBytes = 64u << 20;  // above: refused unread; HttpServerOptions holds the limit for what is read
+  /// What the listener refused; who asked is told to log and metrics where the head says it.
+  void refused(const HttpRequest& head, const Refusal& why, HttpResponse& out) const {
+    HttpRequest http = head;
+    http.id = new_id();
+    Call call{http, out, nullptr, {}, {}, s.env->mono_ns()};
+    std::string allow;
+    call.route = find_route(http.method, http.path, &call.tail, &allow);
+    if (std::string_view presented = bearer(http); !presented.empty())
+      if (auto found = s.catalog->authenticate(presented); found && found->allows_source(http.remote_addr)) call.key = std::move(*found);
+    set_error(out, why.status, why.status >= 500 ? "server_error" : why.status == 408 ? "timeout_error" : "invalid_request_error", why.message, why.code, "", http.id);
+    finish(call);
+  }
 
   bool begin(const HttpRequest& head, HttpResponse& out) const {
     HttpRequest http = head;
@@ -177,8 +197,8 @@ struct Api::Impl {
     if (path == "/readyz") ready(call);
     if (path == "/metrics") metrics(call);
     if (path == "/v1/models" || path == "/v1/models/{id}") models(call);
-    if (path == "/v1/tokenize") answer(call, tokenize_body(http.body, s.engine->model(), s.env));
-    if (path == "/v1/detokenize") answer(call, detokenize_body(http.body, s.engine->model()));
+    if (path == "/v1/tokenize") text(call, [&](bool strict) { return tokenize_body(http.body, s.engine->model(), s.env, strict); });
+    if (path == "/v1/detokenize") text(call, [&](bool strict) { return detokenize_body(http.body, s.engine->model(), strict); });
     if (path == "/v1/usage") usage(call);
     if (path == "/v1/cache") drop_cache(call);
     finish(call);
@@ -211,13 +231,15 @@ struct Api::Impl {
     const Caller caller{call.key.tenant, call.key.id, space->id, space->secret};
     const GenerateDefaults defaults{s.config->integer("server.timeout_seconds") * 1000, s.config->integer("admission.queue_timeout_seconds") * 1000, s.config->flag("server.strict")};
     const Model& model = s.engine->model();
-    if (!call.key.allows_model(model.name())) {
-      set_error(call.out, 404, "not_found_error", "there is no such model for this key", "model_not_found", "model", call.http.id);
-      return finish(call);
-    }
+    if (!may_use_model(call)) return finish(call);
     auto parsed = parse_generate(dialect, call.http.body, model, caller, defaults, s.env, call.http.id);
     if (!parsed) {
       set_error(call.out, parsed.error(), call.http.id);
+      return finish(call);
+    }
+    if (const Request* r = find_overflow(*parsed, model)) {
+      const char* param = dialect == Dialect::kChat ? "messages" : dialect == Dialect::kInfer ? "input" : "prompt";
+      set_overflow(call.out, static_cast<int64_t>(r->prompt.size()), r->max_new_tokens, model.graph().max_positions, param, call.http.id);
       return finish(call);
     }
     call.out.headers.emplace_back("x-request-id", call.http.id);
@@ -276,13 +298,13 @@ struct Api::Impl {
     m.set("carrel_engine_heartbeat_age_seconds", {}, static_cast<double>(e.heartbeat_age_ns) / 1e9);
     m.set("carrel_preemptions_total", {}, static_cast<double>(e.preempted));
     m.set("carrel_digest_mismatch_total", {}, static_cast<double>(e.state.digest_mismatches));
-    m.set("carrel_evictions_total", {{"tier", "vram"}}, static_cast<double>(e.state.evicted));
+    m.set("carrel_evictions_total", {{"tier", "device"}, {"reason", "capacity"}}, static_cast<double>(e.state.evicted));
     m.set("carrel_inert_cache_alarm", {}, e.state.inert_alarm ? 1 : 0);
-    if (e.state.budget_bytes > 0) m.set("carrel_tier_watermark_ratio", {{"tier", "vram"}}, static_cast<double>(e.state.used_bytes) / static_cast<double>(e.state.budget_bytes));
+    if (e.state.budget_bytes > 0) m.set("carrel_tier_watermark_ratio", {{"tier", "device"}}, static_cast<double>(e.state.used_bytes) / static_cast<double>(e.state.budget_bytes));
     static constexpr const char* kChecks[] = {"whole_blocks", "layout", "intersection", "alignment"};
     for (size_t i = 0; i < std::size(kChecks); i++) m.set("carrel_state_check_failures_total", {{"check", kChecks[i]}}, static_cast<double>(e.state.check_failures[i]));
     for (const auto& g : e.state.groups) {
-      const Labels labels{{"group", g.name}, {"kind", std::string(to_string(g.kind))}};
+      const Labels labels{{"tier", "device"}, {"group", g.name}, {"kind", std::string(to_string(g.kind))}};
       m.set("carrel_state_records", labels, static_cast<double>(g.n_resident));
       m.set("carrel_state_bytes", labels, static_cast<double>(g.n_resident) * static_cast<double>(g.page_bytes));
     }
@@ -303,9 +325,20 @@ struct Api::Impl {
     call.out.body = dump(one) + "\n";
   }
 
-  void answer(Call& call, Result<std::string> body) const {
-    if (!body) return set_error(call.out, body.error(), call.http.id);
-    call.out.body = std::move(*body);
+  template <class F>
+  void text(Call& call, F convert) const {
+    if (!may_use_model(call)) return;
+    auto answer = convert(s.config->flag("server.strict"));
+    if (!answer) return set_error(call.out, answer.error(), call.http.id);
+    tell_ignored(answer->ignored, call.out);
+    call.out.body = std::move(answer->body);
+  }
+
+  /// False: the key is not for the model, and that is the answer.
+  bool may_use_model(Call& call) const {
+    if (call.key.allows_model(s.engine->model().name())) return true;
+    set_error(call.out, 404, "not_found_error", "there is no such model for this key", "model_not_found", "model", call.http.id);
+    return false;
   }
 
   void usage(Call& call) const {
@@ -330,6 +363,8 @@ Api::Api(ApiServices services) : impl_(std::make_unique<Impl>()) {
   impl_->s = std::move(services);
   for (const std::string& net : impl_->s.config->list("server.allow"))
     if (auto parsed = SourceNet::parse(net)) impl_->allowed.push_back(*parsed);
+  // A counter that is absent until its first event cannot be told from one that does not exist.
+  for (const StateKind kind : kStateKinds) impl_->s.metrics->add("carrel_state_veto_total", {{"kind", std::string(to_string(kind))}}, 0);
 }
 
 Api::~Api() = default;
@@ -338,6 +373,7 @@ HttpHandler Api::handler() {
   HttpHandler h;
   h.begin = [this](const HttpRequest& r, HttpResponse& out) { return impl_->begin(r, out); };
   h.handle = [this](HttpRequest& r, HttpResponse& out) { impl_->handle(r, out); };
+  h.refuse = [this](const HttpRequest& head, const Refusal& why, HttpResponse& out) { impl_->refused(head, why, out); };
   return h;
 }
 

@@ -1,8 +1,25 @@
 #include "app/api/errors.h"
 
-#include <nlohmann/json.hpp>
+#include "app/api/fields.h"
 
 namespace carrel {
+namespace {
+
+Json error_object(const char* type, const std::string& message, const std::string& code, const std::string& param, const std::string& request_id) {
+  return {{"message", message}, {"type", type}, {"code", code}, {"param", param.empty() ? Json(nullptr) : Json(param)}, {"request_id", request_id}};
+}
+
+std::string wrapped(Json error) { return dump(Json{{"error", std::move(error)}}) + "\n"; }
+
+void set_body(HttpResponse& out, int status, std::string body) {
+  out.status = status;
+  out.content_type = "application/json";
+  out.stream = nullptr;
+  out.body = std::move(body);
+  if (status == 503 || status == 429) out.headers.emplace_back("Retry-After", "1");
+}
+
+}  // namespace
 
 ApiErrorClass api_error_class(Code code) {
   switch (code) {
@@ -23,26 +40,32 @@ ApiErrorClass api_error_class(Code code) {
 }
 
 std::string error_body(const char* type, const std::string& message, const std::string& code, const std::string& param, const std::string& request_id) {
-  nlohmann::ordered_json e{{"message", message}, {"type", type}, {"code", code}};
-  e["param"] = param.empty() ? nlohmann::ordered_json(nullptr) : nlohmann::ordered_json(param);
-  e["request_id"] = request_id;
-  return nlohmann::ordered_json{{"error", std::move(e)}}.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+  return wrapped(error_object(type, message, code, param, request_id));
 }
 
 void set_error(HttpResponse& out, int status, const char* type, const std::string& message, const std::string& code, const std::string& param,
                const std::string& request_id) {
-  out.status = status;
-  out.content_type = "application/json";
-  out.stream = nullptr;
-  out.body = error_body(type, message, code, param, request_id);
-  if (status == 503 || status == 429) out.headers.emplace_back("Retry-After", "1");
+  set_body(out, status, error_body(type, message, code, param, request_id));
+}
+
+std::string error_body(const Error& error, const std::string& request_id) {
+  const ApiErrorClass c = api_error_class(error.code);
+  const bool no_model = error.code == Code::kNotFound && error.where == "model";
+  const bool about_request = c.status == 400 || no_model;
+  return error_body(c.type, error.text(), no_model ? "model_not_found" : std::string(to_string(error.code)), about_request ? error.where : "", request_id);
 }
 
 void set_error(HttpResponse& out, const Error& error, const std::string& request_id) {
-  const ApiErrorClass c = api_error_class(error.code);
-  std::string code = error.where == "context_length" ? "context_length_exceeded" : to_string(error.code);
-  const bool about_request = c.status == 400;
-  set_error(out, c.status, c.type, error.text(), code, about_request ? error.where : "", request_id);
+  set_body(out, api_error_class(error.code).status, error_body(error, request_id));
+}
+
+void set_overflow(HttpResponse& out, int64_t n_prompt, int64_t n_answer, int64_t n_ctx, const std::string& param, const std::string& request_id) {
+  const std::string message = "prompt of " + std::to_string(n_prompt) + " tokens and answer of up to " + std::to_string(n_answer) + " exceed the context of " +
+                              std::to_string(n_ctx) + " tokens; shorten the prompt or lower max_tokens";
+  Json e = error_object("invalid_request_error", message, "context_length_exceeded", param, request_id);
+  e["n_prompt"] = n_prompt;
+  e["n_ctx"] = n_ctx;
+  set_body(out, 400, wrapped(std::move(e)));
 }
 
 }  // namespace carrel

@@ -30,12 +30,11 @@ inline const Model* demo_model() {
   return model.get();
 }
 
-/// A refusal is the client's (4xx, or 503 for a limit of the template) and can be sent.
+/// A refusal is the client's and can be sent.
 inline bool refused(const Error& e) {
   HttpResponse out;
   set_error(out, e, "req-1");
-  const bool fits = (out.status >= 400 && out.status < 500) || (out.status == 503 && e.code == Code::kExhausted);
-  return fits && !e.message.empty() && nlohmann::json::accept(out.body);
+  return out.status >= 400 && out.status < 500 && !e.message.empty() && nlohmann::json::accept(out.body);
 }
 
 inline bool sound(const GenerateCall& call, const Model& model) {
@@ -59,8 +58,8 @@ inline bool request(std::string_view bytes) {
     const auto call = parse_generate(dialect, body, *model, {"t", "k", "n", {}}, {}, Env::real(), "req-1");
     if (call ? !sound(*call, *model) : !refused(call.error())) return false;
   }
-  for (const auto& answer : {tokenize_body(body, *model, Env::real()), detokenize_body(body, *model)})
-    if (answer ? !nlohmann::json::accept(*answer) : !refused(answer.error())) return false;
+  for (const auto& answer : {tokenize_body(body, *model, Env::real(), false), detokenize_body(body, *model, false)})
+    if (answer ? !nlohmann::json::accept(answer->body) : !refused(answer.error())) return false;
   return true;
 }
 

@@ -43,10 +43,10 @@ struct GenerateDefaults {
 Result<GenerateCall> parse_generate(Dialect dialect, const std::string& body, const Model& model, const Caller& caller, const GenerateDefaults& defaults,
                                     Env* env, const std::string& request_id);
 
-/// What happened, for log, metrics and usage accounts; summed over the choices.
+/// What happened, for log, metrics and usage accounts; summed over the choices; what choices share, their prompt, counts once.
 struct GenerateOutcome {
   int64_t prompt_tokens = 0, cached_tokens = 0, completion_tokens = 0;
-  Match match;  // of the first choice
+  Match match;  // summed over the prompts
   int64_t queue_ns = 0, ttft_ns = 0, total_ns = 0;
   std::string finish;  // of the first choice
   Error error;
@@ -61,5 +61,11 @@ void run_generate(std::shared_ptr<GenerateCall> call, Engine& engine, Env* env, 
 /// Tokens of a chat, through the model's template; kUnsupported when there is none.
 Result<std::vector<int32_t>> chat_tokens(const Model& model, const std::string& messages_json, const std::string& tools_json, bool add_generation_prompt,
                                          const std::string& extra_json, int64_t now_ms);
+
+/// The request that is longer than the model's context, if one is.
+const Request* find_overflow(const GenerateCall& call, const Model& model);
+
+/// Names what was ignored in x-carrel-ignored.
+void tell_ignored(const std::vector<std::string>& names, HttpResponse& out);
 
 }  // namespace carrel

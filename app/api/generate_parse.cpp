@@ -4,6 +4,7 @@
 
 #include "app/api/fields.h"
 #include "app/api/generate.h"
+#include "app/api/messages.h"
 
 namespace carrel {
 namespace {
@@ -27,7 +28,11 @@ void refuse_missing(Fields& f, Dialect dialect) {
     if (f.has("functions")) refuse("functions", "function calling");
   } else {
     if (f.has("suffix") && !f.text("suffix", "").empty()) refuse("suffix", "insertion before a suffix");
-    if (f.integer("best_of", 1, 1, 1) != 1) refuse("best_of", "best_of above 1");
+    if (f.integer("best_of", 1, 1, INT32_MAX) != 1) refuse("best_of", "best_of above 1");
+  }
+  if (dialect == Dialect::kInfer) {  // its answer has no place for them
+    if (f.integer("n", 1, 1, kMaxChoices) != 1) refuse("n", "more than one answer on /v1/infer");
+    if (f.flag("logprobs", false)) refuse("logprobs", "logprobs on /v1/infer");
   }
   if (const Json* t = f.find("response_format"); t != nullptr && !has_text(*t, "type", "text")) refuse("response_format", "constrained output");
 }
@@ -141,36 +146,8 @@ Result<std::vector<Prompt>> read_prompts(Fields& f, const Model& model) {
   return out;
 }
 
-Status check_messages(const Json* messages) {
-  if (messages == nullptr || !messages->is_array() || messages->empty()) return fail(Code::kInvalidArgument, "must be an array of at least one message", "messages");
-  for (size_t i = 0; i < messages->size(); i++) {
-    const Json& m = (*messages)[i];
-    const std::string where = "messages[" + std::to_string(i) + "]";
-    if (!m.is_object() || !m.contains("role") || !m["role"].is_string()) return fail(Code::kInvalidArgument, "must be an object with a role", where);
-    static constexpr const char* kRoles[] = {"system", "developer", "user", "assistant", "tool"};
-    if (std::none_of(std::begin(kRoles), std::end(kRoles), [&](const char* r) { return m["role"] == r; }))
-      return fail(Code::kInvalidArgument, "must be system, developer, user, assistant or tool", where + ".role");
-    const Json content = m.contains("content") ? m["content"] : Json(nullptr);
-    if (content.is_array()) {
-      for (const Json& part : content)
-        if (!has_text(part, "type", "text") || !part.contains("text") || !part["text"].is_string())
-          return fail(Code::kInvalidArgument, "may hold parts of type text only", where + ".content");
-    } else if (!content.is_string() && !(content.is_null() && m["role"] == "assistant")) {
-      return fail(Code::kInvalidArgument, "must be a string or an array of text parts", where + ".content");
-    }
-  }
-  return {};
-}
-
-Result<std::vector<Prompt>> read_chat(Fields& f, const Model& model, Env* env) {
-  const Json* messages = f.find("messages");
-  CARREL_TRY(check_messages(messages));
-  Json normal = *messages;
-  for (Json& m : normal)
-    if (m["role"] == "developer") m["role"] = "system";  // the newer name of the same
-  const Json* extra = f.find("chat_template_kwargs");
-  if (extra != nullptr && !extra->is_object()) return fail(Code::kInvalidArgument, "must be an object", "chat_template_kwargs");
-  CARREL_ASSIGN(auto tokens, chat_tokens(model, dump(normal), "", f.flag("add_generation_prompt", true), extra != nullptr ? dump(*extra) : "", env->wall_ms()));
+Result<std::vector<Prompt>> read_messages(Fields& f, const Model& model, Env* env) {
+  CARREL_ASSIGN(auto tokens, read_chat(f, model, env));
   return std::vector<Prompt>{{std::move(tokens), ""}};
 }
 
@@ -183,30 +160,11 @@ Result<std::vector<Prompt>> read_input(Fields& f, const Model& model, Env* env) 
     if (tokens.empty()) return fail(Code::kInvalidArgument, "is empty and the model has no start token", "input");
     return std::vector<Prompt>{{std::move(tokens), ""}};
   }
-  const Json messages = Json::array({{{"role", "user"}, {"content", *input}}});
-  CARREL_ASSIGN(auto tokens, chat_tokens(model, dump(messages), "", true, "", env->wall_ms()));
+  CARREL_ASSIGN(auto tokens, user_tokens(model, *input, env));
   return std::vector<Prompt>{{std::move(tokens), ""}};
 }
 
 }  // namespace
-
-Result<std::vector<int32_t>> chat_tokens(const Model& model, const std::string& messages_json, const std::string& tools_json, bool add_generation_prompt,
-                                         const std::string& extra_json, int64_t now_ms) {
-  const ChatTemplate* chat = model.chat_template();
-  if (chat == nullptr)
-    return fail(Code::kUnsupported, "the model " + model.name() + " has no chat template; name one with model.chat_template, or use /v1/completions", "messages");
-  ChatRequest request;
-  request.messages_json = messages_json;
-  request.tools_json = tools_json;
-  request.extra_json = extra_json;
-  request.add_generation_prompt = add_generation_prompt;
-  request.now_ms = now_ms;
-  auto rendered = chat->render(request);
-  if (!rendered) return fail(rendered.error().code == Code::kExhausted ? Code::kExhausted : Code::kInvalidArgument, "the chat template refuses these messages: " + rendered.error().text(), "messages");
-  std::vector<TextPart> parts;
-  for (const auto& part : rendered->parts) parts.push_back({part.text, part.from_template});
-  return model.tokenizer().encode_parts(parts);
-}
 
 Result<GenerateCall> parse_generate(Dialect dialect, const std::string& body, const Model& model, const Caller& caller, const GenerateDefaults& defaults,
                                     Env* env, const std::string& request_id) {
@@ -216,7 +174,7 @@ Result<GenerateCall> parse_generate(Dialect dialect, const std::string& body, co
   call.dialect = dialect;
   call.model = f.text("model", dialect == Dialect::kInfer ? model.name() : "");
   if (f.status() && call.model.empty()) return fail(Code::kInvalidArgument, "is required; this server has " + model.name(), "model");
-  if (f.status() && call.model != model.name()) return fail(Code::kNotFound, "there is no model \"" + call.model.substr(0, 80) + "\"; this server has " + model.name(), "model");
+  if (f.status()) CARREL_TRY(check_model(call.model, model));
 
   Request r;
   r.id = request_id;
@@ -250,10 +208,9 @@ Result<GenerateCall> parse_generate(Dialect dialect, const std::string& body, co
   CARREL_TRY(f.status());
   call.n_choices = static_cast<size_t>(n);
 
-  CARREL_ASSIGN(auto prompts, chat ? read_chat(f, model, env) : dialect == Dialect::kInfer ? read_input(f, model, env) : read_prompts(f, model));
+  CARREL_ASSIGN(auto prompts, chat ? read_messages(f, model, env) : dialect == Dialect::kInfer ? read_input(f, model, env) : read_prompts(f, model));
   CARREL_TRY(f.status());
-  call.ignored = f.unknown();
-  if (defaults.strict && !call.ignored.empty()) return fail(Code::kInvalidArgument, "is not a known field", call.ignored.front());
+  CARREL_ASSIGN(call.ignored, ignored_fields(f, defaults.strict));
 
   for (Prompt& p : prompts) {
     Request one = r;

@@ -14,6 +14,7 @@ constexpr int64_t kKeepAliveMs = 2000;  // an SSE comment when nothing else is s
 /// One choice of the answer while it grows.
 struct Choice {
   std::unique_ptr<Stream> stream;
+  int64_t n_offset = 0;            // characters of the tokens that were told in chunks
   std::string text;                // collected (not streamed)
   std::vector<TokenInfo> tokens;   // for logprobs
   std::optional<Finish> finish;
@@ -49,8 +50,13 @@ class Answer {
       o.cached_tokens += i % call_->n_choices == 0 ? f->usage.cached_tokens : 0;
       o.completion_tokens += f->usage.completion_tokens;
       o.total_ns = std::max(o.total_ns, f->usage.total_ns);
+      if (i % call_->n_choices == 0) {
+        const Match& m = f->usage.match;
+        o.match.nominal += m.nominal;
+        o.match.effective += m.effective;
+        o.match.vetoes.insert(o.match.vetoes.end(), m.vetoes.begin(), m.vetoes.end());
+      }
       if (i == 0) {
-        o.match = f->usage.match;
         o.queue_ns = f->usage.queue_ns;
         o.ttft_ns = f->usage.ttft_ns;
         o.finish = finish_name(f->reason);
@@ -68,10 +74,11 @@ class Answer {
             {"completion_tokens", o.completion_tokens},
             {"total_tokens", o.prompt_tokens + o.completion_tokens},
             {"prompt_tokens_details", {{"cached_tokens", o.cached_tokens}}},
+            {"completion_tokens_details", {{"reasoning_tokens", 0}, {"accepted_prediction_tokens", 0}, {"rejected_prediction_tokens", 0}}},
             {"carrel", {{"nominal", o.match.nominal}, {"effective", o.match.effective}, {"restored", 0}, {"replayed", 0}, {"veto", std::move(veto)}}}};
   }
 
-  Json head(const char* object) const { return {{"id", id_}, {"object", object}, {"created", created_}, {"model", model_.name()}}; }
+  Json head(const char* object) const { return {{"id", id_}, {"object", object}, {"created", created_}, {"model", model_.name()}, {"system_fingerprint", model_.numerics_id().substr(0, 16)}}; }
 
   std::string whole() const {
     if (call_->dialect == Dialect::kInfer) {
@@ -86,7 +93,8 @@ class Answer {
       const std::string text = (call_->echoes.empty() ? "" : call_->echoes[i]) + c.text;
       if (chat()) one["message"] = {{"role", "assistant"}, {"content", text}, {"refusal", nullptr}};
       else one["text"] = text;
-      one["logprobs"] = call_->logprobs ? logprobs(c.tokens, 0) : Json(nullptr);
+      int64_t offset = 0;
+      one["logprobs"] = call_->logprobs ? logprobs(c.tokens, offset) : Json(nullptr);
       one["finish_reason"] = finish_name(c.finish->reason);
       list.push_back(std::move(one));
     }
@@ -96,7 +104,7 @@ class Answer {
   }
 
   /// One SSE chunk; delta empty and no reason: the opening chunk of a chat.
-  std::string chunk(size_t index, const std::string& text, const std::vector<TokenInfo>& tokens, const char* reason, bool opening) const {
+  std::string chunk(size_t index, const std::string& text, const std::vector<TokenInfo>& tokens, const char* reason, bool opening) {
     if (call_->dialect == Dialect::kInfer) {
       Json j{{"output", text}, {"finish_reason", reason != nullptr ? Json(reason) : Json(nullptr)}};
       return "data: " + dump(j) + "\n\n";
@@ -111,7 +119,7 @@ class Answer {
     } else {
       one["text"] = text;
     }
-    one["logprobs"] = call_->logprobs && !tokens.empty() ? logprobs(tokens, 0) : Json(nullptr);
+    one["logprobs"] = call_->logprobs && !tokens.empty() ? logprobs(tokens, choices[index].n_offset) : Json(nullptr);
     one["finish_reason"] = reason != nullptr ? Json(reason) : Json(nullptr);
     j["choices"] = Json::array({std::move(one)});
     if (call_->include_usage) j["usage"] = nullptr;
@@ -128,7 +136,8 @@ class Answer {
  private:
   std::string token_text(int32_t id) const { return std::string(model_.tokenizer().token_bytes(id)); }
 
-  Json logprobs(const std::vector<TokenInfo>& tokens, size_t offset) const {
+  /// offset: characters before these tokens; moved behind them.
+  Json logprobs(const std::vector<TokenInfo>& tokens, int64_t& offset) const {
     const auto bytes = [](const std::string& s) {
       Json b = Json::array();
       for (const char c : s) b.push_back(static_cast<unsigned char>(c));
@@ -151,7 +160,7 @@ class Answer {
       for (const TokenLogprob& o : t.top) top[token_text(o.id)] = o.logprob;
       j["top_logprobs"].push_back(std::move(top));
       j["text_offset"].push_back(offset);
-      offset += t.bytes.size();
+      offset += std::count_if(t.bytes.begin(), t.bytes.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; });
     }
     return j;
   }
@@ -183,6 +192,14 @@ bool all_finished(const std::vector<Choice>& choices) {
 
 void cancel_all(std::vector<Choice>& choices) {
   for (Choice& c : choices) c.stream->cancel();
+}
+
+/// Cancelled though nobody here asked for it: the server stops, and what there is of the answer is none.
+void fail_if_cut(const std::vector<Choice>& choices, GenerateOutcome& o) {
+  const bool cut = std::any_of(choices.begin(), choices.end(), [](const Choice& c) { return c.finish && c.finish->reason == FinishReason::kCancelled; });
+  if (!cut || o.failed) return;
+  o.failed = true;
+  o.error = Error{Code::kUnavailable, "the server is shutting down and ended this answer; retry elsewhere or later", ""};
 }
 
 /// The right to go on, asked at most every 100 ms.
@@ -221,7 +238,8 @@ void collect(Answer& answer, Env* env, const HttpRequest& http, HttpResponse& ou
       c.finish = std::get<Finish>(std::move(next->second));
     }
   }
-  const GenerateOutcome o = answer.outcome();
+  GenerateOutcome o = answer.outcome();
+  if (!gone && !permit.refused()) fail_if_cut(answer.choices, o);
   if (permit.refused()) set_error(out, 401, "authentication_error", "the key ended while the request ran", "invalid_api_key", "", http.id);
   else if (o.failed) set_error(out, o.error, http.id);
   else if (gone) set_error(out, 499, "cancelled", "the client left", "cancelled", "", http.id);
@@ -261,17 +279,13 @@ class StreamWriter {
         if (f.reason == FinishReason::kStop || f.reason == FinishReason::kLength) put(send, answer_->chunk(i, "", pending[i], finish_name(f.reason), false));
       }
     }
-    const GenerateOutcome o = answer_->outcome();
+    GenerateOutcome o = answer_->outcome();
+    if (!gone_ && !permit.refused()) fail_if_cut(choices, o);
+    // After the first byte an error is an event, and no [DONE] follows it.
     if (permit.refused()) {
-      std::string body = error_body("authentication_error", "the key ended while the request ran", "invalid_api_key", "", request_id_);
-      body.pop_back();
-      put(send, "event: error\ndata: " + body + "\n\n");
+      put(send, "event: error\ndata: " + error_body("authentication_error", "the key ended while the request ran", "invalid_api_key", "", request_id_) + "\n");
     } else if (o.failed) {
-      // After the first byte an error is an event, and no [DONE] follows it.
-      const ApiErrorClass c = api_error_class(o.error.code);
-      std::string body = error_body(c.type, o.error.text(), to_string(o.error.code), "", request_id_);
-      while (!body.empty() && body.back() == '\n') body.pop_back();
-      put(send, "event: error\ndata: " + body + "\n\n");
+      put(send, "event: error\ndata: " + error_body(o.error, request_id_) + "\n");
     } else if (!gone_) {
       if (answer_->call().include_usage || answer_->call().dialect == Dialect::kInfer) put(send, answer_->usage_chunk());
       put(send, "data: [DONE]\n\n");
@@ -304,13 +318,21 @@ class StreamWriter {
 
 }  // namespace
 
+const Request* find_overflow(const GenerateCall& call, const Model& model) {
+  const auto too_long = [&](const Request& r) { return static_cast<int64_t>(r.prompt.size()) + r.max_new_tokens > model.graph().max_positions; };
+  const auto at = std::find_if(call.requests.begin(), call.requests.end(), too_long);
+  return at == call.requests.end() ? nullptr : &*at;
+}
+
+void tell_ignored(const std::vector<std::string>& ignored, HttpResponse& out) {
+  std::string names;
+  for (const std::string& n : ignored) names += (names.empty() ? "" : ", ") + n;
+  if (!names.empty()) out.headers.emplace_back("x-carrel-ignored", names);
+}
+
 void run_generate(std::shared_ptr<GenerateCall> call, Engine& engine, Env* env, const HttpRequest& http, HttpResponse& out,
                   std::function<void(const GenerateOutcome&)> on_done) {
-  if (!call->ignored.empty()) {
-    std::string names;
-    for (const std::string& n : call->ignored) names += (names.empty() ? "" : ", ") + n;
-    out.headers.emplace_back("x-carrel-ignored", names);
-  }
+  tell_ignored(call->ignored, out);
   auto answer = std::make_shared<Answer>(call, engine.model(), env);
   for (const Request& r : call->requests) {
     auto stream = engine.submit(r);

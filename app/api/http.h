@@ -36,10 +36,19 @@ struct HttpResponse {
   bool close = false;                       // end the connection after this answer (unread body, refused client)
 };
 
+/// What the listener refuses itself, before or instead of a handler: bytes that are no request, limits, time.
+struct Refusal {
+  int status;
+  const char* code;
+  std::string message;
+};
+
 /// Called by the server. `begin` sees head and peer only, before a byte of the body is read: it answers to refuse, or returns nothing to go on.
 struct HttpHandler {
   std::function<bool(const HttpRequest&, HttpResponse&)> begin;  // true: answered
   std::function<void(HttpRequest&, HttpResponse&)> handle;
+  /// Gives a refusal of the listener the shape, id, log line and metric that every answer has. The head may be empty: nothing of it was understood.
+  std::function<void(const HttpRequest& head, const Refusal&, HttpResponse&)> refuse;
 };
 
 /// A header value that cannot split a response: printable ASCII only.

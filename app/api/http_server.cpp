@@ -5,10 +5,12 @@
 #define CPPHTTPLIB_KEEPALIVE_MAX_COUNT 10000
 #include <httplib.h>
 #include <poll.h>
+#include <sys/socket.h>
 
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
+#include <optional>
 #include <thread>
 
 #include "base/log.h"
@@ -16,8 +18,48 @@
 namespace carrel {
 namespace {
 
-constexpr const char* kBodyTooLarge =
-    R"({"error":{"message":"the request body is larger than the limit","type":"invalid_request_error","code":"body_too_large","param":null}})";
+/// The connection that this thread serves; the library shows its socket nowhere.
+thread_local int connection_fd = -1;
+thread_local SSL* connection_ssl = nullptr;
+
+class ClearServer final : public httplib::Server {
+  bool process_and_close_socket(socket_t sock) override {
+    connection_fd = sock;
+    std::string remote, local;
+    int remote_port = 0, local_port = 0;
+    httplib::detail::get_remote_ip_and_port(sock, remote, remote_port);
+    httplib::detail::get_local_ip_and_port(sock, local, local_port);
+    const bool ok = httplib::detail::process_server_socket(
+        svr_sock_, sock, keep_alive_max_count_, keep_alive_timeout_sec_, read_timeout_sec_, read_timeout_usec_, write_timeout_sec_, write_timeout_usec_,
+        [&](httplib::Stream& stream, bool close, bool& closed) { return process_request(stream, remote, remote_port, local, local_port, close, closed, nullptr); });
+    httplib::detail::shutdown_socket(sock);
+    httplib::detail::close_socket(sock);
+    return ok;
+  }
+};
+
+void remember_tls(const SSL* ssl, int where, int) {
+  if ((where & SSL_CB_HANDSHAKE_DONE) == 0) return;
+  connection_ssl = const_cast<SSL*>(ssl);
+  connection_fd = SSL_get_fd(ssl);
+}
+
+/// Says "no more from here" and drops what still comes. Closing over unread bytes makes the system reset the connection, and the client would lose
+/// the answer it was just sent.
+void linger(size_t max_bytes, int seconds) {
+  if (connection_fd < 0) return;
+  if (connection_ssl != nullptr) SSL_shutdown(connection_ssl);
+  ::shutdown(connection_fd, SHUT_WR);
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(seconds);
+  char dropped[16384];
+  for (size_t n_bytes = 0; n_bytes < max_bytes && std::chrono::steady_clock::now() < end;) {
+    pollfd p{connection_fd, POLLIN, 0};
+    if (::poll(&p, 1, 1000) <= 0) return;
+    const ssize_t n = ::recv(connection_fd, dropped, sizeof(dropped), MSG_DONTWAIT);
+    if (n <= 0) return;
+    n_bytes += static_cast<size_t>(n);
+  }
+}
 
 /// A thread per connection up to a bound: a stream or an idle keep-alive socket holds its own thread and starves nobody.
 class ConnectionThreads final : public httplib::TaskQueue {
@@ -75,7 +117,7 @@ HttpRequest translate(const httplib::Request& request) {
   return r;
 }
 
-void send(HttpResponse&& from, httplib::Response& to, const httplib::Request& request) {
+void send(HttpResponse&& from, httplib::Response& to, const httplib::Request& request, const HttpServerOptions& options) {
   to.status = from.status;
   for (const auto& [name, value] : from.headers) to.set_header(name, clean_header(value));
   if (from.stream) {
@@ -93,10 +135,45 @@ void send(HttpResponse&& from, httplib::Response& to, const httplib::Request& re
   // A provider that fails after its last byte is the library's way to end a connection: what lies unread on it must not become a request.
   to.set_header("Connection", "close");
   const size_t size = from.body.size();
-  to.set_content_provider(size == 0 ? 1 : size, from.content_type, [body = size == 0 ? std::string("\n") : std::move(from.body)](size_t, size_t, httplib::DataSink& sink) {
+  to.set_content_provider(size == 0 ? 1 : size, from.content_type, [body = size == 0 ? std::string("\n") : std::move(from.body), max_bytes = options.max_discard_bytes, seconds = options.body_timeout_seconds](size_t, size_t, httplib::DataSink& sink) {
     sink.write(body.data(), body.size());
+    linger(max_bytes, seconds);
     return false;
   });
+}
+
+bool has_body(const httplib::Request& req) {
+  return req.has_header("Transfer-Encoding") || (req.has_header("Content-Length") && req.get_header_value("Content-Length") != "0");
+}
+
+/// A length that means one thing to everybody, or what is wrong with it.
+std::optional<Refusal> check_length(const httplib::Request& req) {
+  const size_t n = req.get_header_value_count("Content-Length");
+  if (n > 1) return Refusal{400, "invalid_content_length", "Content-Length is given " + std::to_string(n) + " times; send it once"};
+  const std::string length = req.get_header_value("Content-Length");
+  const bool digits = !length.empty() && length.find_first_not_of("0123456789") == std::string::npos;
+  if (n == 1 && !digits) return Refusal{400, "invalid_content_length", "Content-Length must be the number of bytes of the body, in digits"};
+  return std::nullopt;
+}
+
+std::optional<Refusal> check_size(const httplib::Request& req, size_t max_bytes) {
+  const std::string length = req.get_header_value("Content-Length");
+  if (length.size() < 19 && std::strtoull(length.c_str(), nullptr, 10) <= max_bytes) return std::nullopt;
+  return Refusal{413, "body_too_large", "the request body is larger than " + std::to_string(max_bytes) + " bytes"};
+}
+
+/// What the library refuses on its own, in words.
+Refusal library_refusal(int status, bool understood) {
+  switch (status) {
+    case 414: return {414, "uri_too_long", "the request line is longer than " + std::to_string(CPPHTTPLIB_REQUEST_URI_MAX_LENGTH) + " bytes"};
+    case 416: return {416, "range_not_satisfiable", "the Range header cannot be read; there are no ranges here, leave it out"};
+    case 400:
+      if (understood) return {400, "bad_request", "the request body cannot be read"};
+      return {400, "bad_request",
+              "this is no HTTP/1.1 request, or a header line is longer than " + std::to_string(CPPHTTPLIB_HEADER_MAX_LENGTH) + " bytes, or there are more than " +
+                  std::to_string(CPPHTTPLIB_HEADER_MAX_COUNT) + " of them"};
+    default: return {status, "bad_request", "the request was refused: " + std::string(httplib::status_message(status))};
+  }
 }
 
 }  // namespace
@@ -131,55 +208,64 @@ struct HttpServer::Impl {
     s.set_payload_max_length(options.max_discard_bytes);
     s.set_tcp_nodelay(true);
     // The library sends what the handler filled in, and insists on a status there.
-    s.set_expect_100_continue_handler([limit = options.max_body_bytes](const httplib::Request& req, httplib::Response& res) {
-      if (std::strtoull(req.get_header_value("Content-Length").c_str(), nullptr, 10) <= limit) return 100;
-      res.set_content(kBodyTooLarge, "application/json");
-      return res.status = 413;
+    s.set_expect_100_continue_handler([this](const httplib::Request& req, httplib::Response& res) {
+      auto wrong = check_length(req);
+      if (!wrong) wrong = check_size(req, options.max_body_bytes);
+      if (!wrong) return 100;
+      refuse(*wrong, req, res);
+      return wrong->status;
     });
     // The text of an exception is never sent.
-    s.set_exception_handler([](const httplib::Request&, httplib::Response& res, std::exception_ptr) {
+    s.set_exception_handler([this](const httplib::Request& req, httplib::Response& res, std::exception_ptr) {
       spdlog::error("a request handler threw; answered 500");
-      res.status = 500;
-      res.set_content(R"({"error":{"message":"internal error","type":"server_error","code":"internal","param":null}})", "application/json");
+      refuse({500, "internal", "internal error"}, req, res);
     });
+    s.set_error_handler([this](const httplib::Request& req, httplib::Response& res) {
+      if (!res.body.empty() || res.content_provider_) return httplib::Server::HandlerResponse::Unhandled;  // ours
+      refuse(library_refusal(res.status, !req.remote_addr.empty()), req, res);
+      return httplib::Server::HandlerResponse::Unhandled;
+    });
+  }
+
+  /// Answers in the API's shape and ends the connection: what follows on it cannot be trusted to be a request.
+  void refuse(const Refusal& why, const httplib::Request& req, httplib::Response& res) {
+    HttpResponse out;
+    out.status = why.status;
+    handler.refuse(translate(req), why, out);
+    out.close = true;
+    send(std::move(out), res, req, options);
   }
 
   void set_routes() {
     httplib::Server& s = *server;
     s.set_pre_routing_handler([this](const httplib::Request& req, httplib::Response& res) {
-      HttpRequest r = translate(req);
+      // Ranges are for files. The library would cut any answer into them, after it was logged; the request is its own and not constant.
+      const_cast<httplib::Request&>(req).ranges.clear();
+      if (const auto wrong = check_length(req)) return refuse(*wrong, req, res), httplib::Server::HandlerResponse::Handled;
       HttpResponse answer;
-      if (!handler.begin(r, answer)) {
-        // The library would go on reading such a body to its end.
-        if (std::strtoull(std::string(r.header("content-length")).c_str(), nullptr, 10) <= options.max_discard_bytes) return httplib::Server::HandlerResponse::Unhandled;
-        answer.status = 413;
-        answer.body = kBodyTooLarge;
+      if (handler.begin(translate(req), answer)) {
+        answer.close = answer.close || has_body(req);
+        send(std::move(answer), res, req, options);
+        return httplib::Server::HandlerResponse::Handled;
       }
-      const bool has_body = r.headers.contains("transfer-encoding") || (r.headers.contains("content-length") && r.header("content-length") != "0");
-      answer.close = answer.close || has_body;
-      send(std::move(answer), res, req);
-      return httplib::Server::HandlerResponse::Handled;
+      if (const auto wrong = check_size(req, options.max_body_bytes)) return refuse(*wrong, req, res), httplib::Server::HandlerResponse::Handled;
+      return httplib::Server::HandlerResponse::Unhandled;
     });
     const auto plain = [this](const httplib::Request& req, httplib::Response& res) { answer(req, res, {}); };
     const auto with_body = [this](const httplib::Request& req, httplib::Response& res, const httplib::ContentReader& reader) {
+      if (!has_body(req)) return answer(req, res, {});
       std::string body;
       const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(options.body_timeout_seconds);
-      bool too_late = false, too_large = false;
-      // A body over the limit is read and dropped, not kept: a client that is still sending would otherwise see a reset instead of the 413.
+      bool too_large = false;
       const bool whole = reader([&](const char* data, size_t n) {
-        too_large = too_large || body.size() + n > options.max_body_bytes;
-        too_late = std::chrono::steady_clock::now() > deadline;
-        if (too_late) return false;
-        if (!too_large) body.append(data, n);
+        too_large = body.size() + n > options.max_body_bytes;  // without a length this is the first to know
+        if (too_large || std::chrono::steady_clock::now() > deadline) return false;
+        body.append(data, n);
         return true;
       });
-      if (whole && !too_large) return answer(req, res, std::move(body));
-      HttpResponse refusal;
-      refusal.status = too_large ? 413 : 408;
-      refusal.close = true;
-      refusal.body = too_large ? kBodyTooLarge
-                               : R"({"error":{"message":"the request body did not arrive in time","type":"invalid_request_error","code":"body_timeout","param":null}})";
-      send(std::move(refusal), res, req);
+      if (whole) return answer(req, res, std::move(body));
+      if (too_large) return refuse({413, "body_too_large", "the request body is larger than " + std::to_string(options.max_body_bytes) + " bytes"}, req, res);
+      refuse({408, "body_timeout", "the request body did not arrive in time"}, req, res);
     };
     s.Get(".*", plain);
     s.Options(".*", plain);
@@ -194,7 +280,7 @@ struct HttpServer::Impl {
     r.body = std::move(body);
     HttpResponse out;
     handler.handle(r, out);
-    send(std::move(out), res, req);
+    send(std::move(out), res, req, options);
   }
 };
 
@@ -211,9 +297,10 @@ Status HttpServer::start() {
     auto tls = std::make_unique<httplib::SSLServer>(i.options.cert_pem_file.c_str(), i.options.key_pem_file.c_str());
     if (!tls->is_valid()) return fail(Code::kInvalidArgument, "certificate and key cannot be used (unreadable, not PEM, or not a pair)", i.options.cert_pem_file);
     SSL_CTX_set_min_proto_version(tls->ssl_context(), TLS1_2_VERSION);
+    SSL_CTX_set_info_callback(tls->ssl_context(), remember_tls);
     i.server = std::move(tls);
   } else {
-    i.server = std::make_unique<httplib::Server>();
+    i.server = std::make_unique<ClearServer>();
   }
   i.set_limits();
   i.set_routes();

@@ -16,7 +16,7 @@ struct HttpServerOptions {
   int port = 0;                             // 0: the system chooses
   std::string cert_pem_file, key_pem_file;  // both empty: clear text (loopback only; the caller checks)
   size_t max_body_bytes = 8u << 20;
-  size_t max_discard_bytes = 64u << 20;     // a larger body ends the connection at once; up to here it is read and dropped
+  size_t max_discard_bytes = 64u << 20;     // of a refused body, read and dropped after the answer so that the client sees it
   int max_connections = 1024;
   int io_timeout_seconds = 10;      // between bytes, handshake included
   int body_timeout_seconds = 30;    // for a whole request body

@@ -98,6 +98,7 @@ class Listener : public testing::Test {
       out.content_type = "text/plain";
       out.body = r.method + " " + r.path + " " + std::to_string(r.body.size()) + " from=" + std::string(r.header("remote_addr"));
     };
+    handler.refuse = [](const HttpRequest&, const Refusal& why, HttpResponse& out) { out.body = std::string(why.code) + ": " + why.message; };
     server_ = std::make_unique<HttpServer>(std::move(options), std::move(handler));
     const Status started = server_->start();
     ASSERT_TRUE(started) << started.error().text();
@@ -133,7 +134,8 @@ TEST_F(Listener, BrokenRequestLinesAreRefusedBeforeTheHandler) {
   }
   for (size_t i = 0; i < lines.size(); i++) {
     const std::string answer = clients[i]->read_to_end();
-    EXPECT_TRUE(answer.empty() || status_of(answer).starts_with("HTTP/1.1 4")) << lines[i] << ": " << status_of(answer);
+    EXPECT_EQ(status_of(answer), "HTTP/1.1 400 Bad Request") << lines[i];
+    EXPECT_NE(answer.find("bad_request: "), std::string::npos) << lines[i];
   }
   EXPECT_EQ(n_handled_, 0);
   expect_alive();
@@ -147,15 +149,18 @@ TEST_F(Listener, PathsArriveDecodedOnceAndNothingIsServedFromDisk) {
     EXPECT_EQ(answer.find("root:"), std::string::npos) << path;
     EXPECT_FALSE(answer.empty()) << path;
   }
-  EXPECT_EQ(status_of(ask("GET /" + std::string(9000, 'a') + " HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")),
-            "HTTP/1.1 414 URI Too Long");
+  const std::string too_long = ask("GET /" + std::string(9000, 'a') + " HTTP/1.1\r\nHost: x\r\n\r\n");
+  EXPECT_EQ(status_of(too_long), "HTTP/1.1 414 URI Too Long");
+  EXPECT_NE(too_long.find("uri_too_long: "), std::string::npos);
   expect_alive();
 }
 
 TEST_F(Listener, HeadersAreBoundedInSizeAndNumber) {
   start(options_);
   const std::string get = "GET /a HTTP/1.1\r\nHost: x\r\nConnection: close\r\n";
-  EXPECT_EQ(status_of(ask(get + "x-long: " + std::string(9000, 'a') + "\r\n\r\n")), "HTTP/1.1 400 Bad Request");
+  const std::string too_long = ask(get + "x-long: " + std::string(9000, 'a') + "\r\n\r\nGET /b HTTP/1.1\r\nHost: x\r\n\r\n");
+  EXPECT_EQ(status_of(too_long), "HTTP/1.1 400 Bad Request");
+  EXPECT_NE(too_long.find("bad_request: "), std::string::npos);
   std::string many;
   for (int i = 0; i < 200; i++) many += "x-" + std::to_string(i) + ": 1\r\n";
   EXPECT_EQ(status_of(ask(get + many + "\r\n")), "HTTP/1.1 400 Bad Request");
@@ -188,6 +193,7 @@ TEST_F(Listener, BodiesOverTheLimitGet413AndUpToItPass) {
   EXPECT_EQ(status_of(over), "HTTP/1.1 413 Payload Too Large");
   EXPECT_NE(over.find("body_too_large"), std::string::npos);
   EXPECT_EQ(status_of(ask(post(200'000, 10))), "HTTP/1.1 413 Payload Too Large");  // not even read
+  EXPECT_EQ(status_of(ask(post(90'000, 90'000))), "HTTP/1.1 413 Payload Too Large");
   EXPECT_EQ(n_handled_, 1);
   RawClient asks_first(server_->port());
   asks_first.send("POST /a HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 5000\r\n\r\n");
@@ -214,14 +220,50 @@ TEST_F(Listener, LengthsThatLieDoNotReachTheHandler) {
   options_.max_body_bytes = 1000;
   options_.body_timeout_seconds = 2;
   start(options_);
-  for (const char* length : {"-1", "99999999999999999999999", "5x"}) {
-    const std::string answer =
-        ask("POST /a HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: " + std::string(length) + "\r\n\r\nhello");
-    EXPECT_EQ(answer.find("POST /a 5"), std::string::npos) << length << ": " << status_of(answer);
+  const auto with = [this](const std::string& lengths, const std::string& method = "POST") {
+    return ask(method + " /a HTTP/1.1\r\nHost: x\r\n" + lengths + "\r\n\r\nhello");
+  };
+  for (const char* lengths : {"Content-Length: -1", "Content-Length: 5x", "Content-Length: abc", "Content-Length: 5, 5", "Content-Length: +5", "Content-Length:",
+                              "Content-Length: 5\r\nContent-Length: 6", "Content-Length: 5\r\ncontent-length: 5"}) {
+    for (const char* method : {"POST", "GET"}) {
+      const std::string answer = with(lengths, method);
+      EXPECT_EQ(status_of(answer), "HTTP/1.1 400 Bad Request") << method << " " << lengths;
+      EXPECT_NE(answer.find("invalid_content_length: Content-Length"), std::string::npos) << lengths;
+    }
   }
+  EXPECT_EQ(status_of(with("Content-Length: 99999999999999999999999")), "HTTP/1.1 413 Payload Too Large");
+  EXPECT_EQ(n_handled_, 0);
+  EXPECT_NE(with("Connection: close\r\nContent-Length: 5", "GET").find("GET /a 0"), std::string::npos);
+  EXPECT_NE(with("Content-Length: 50", "GET").find("bad_request: the request body cannot be read"), std::string::npos);
+  // None announced, none awaited.
+  EXPECT_NE(ask("POST /a HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").find("POST /a 0"), std::string::npos);
   const std::string missing = ask("POST /a HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 50\r\n\r\nhello");
   EXPECT_EQ(missing.find(" 200 "), std::string::npos) << "half a body was handled";
   expect_alive();
+}
+
+TEST_F(Listener, RangesCutNothing) {
+  start(options_);
+  const auto get = [this](const std::string& range) { return ask("GET /a HTTP/1.1\r\nHost: x\r\nConnection: close\r\nRange: " + range + "\r\n\r\n"); };
+  std::string many = "bytes=0-0";
+  for (int i = 0; i < 1000; i++) many += ",0-0";
+  for (const std::string& range : {std::string("bytes=500-"), std::string("bytes=0-3"), std::string("bytes=-1"), many}) {
+    const std::string answer = get(range);
+    EXPECT_EQ(status_of(answer), "HTTP/1.1 200 OK") << range.substr(0, 20);
+    EXPECT_TRUE(answer.ends_with("GET /a 0 from=")) << answer;
+  }
+  const std::string broken = get("acres=1");
+  EXPECT_EQ(status_of(broken), "HTTP/1.1 416 Range Not Satisfiable");
+  EXPECT_NE(broken.find("range_not_satisfiable: "), std::string::npos);
+}
+
+TEST_F(Listener, ALargeRefusedBodyDoesNotCostTheAnswer) {
+  options_.max_body_bytes = 1000;
+  start(options_);
+  const size_t n = 20u << 20;
+  const std::string answer = ask("POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: " + std::to_string(n) + "\r\n\r\n" + std::string(n, 'b'));
+  EXPECT_EQ(status_of(answer), "HTTP/1.1 413 Payload Too Large");
+  EXPECT_NE(answer.find("body_too_large: the request body is larger than 1000 bytes"), std::string::npos);
 }
 
 TEST_F(Listener, SlowClientsLoseTheirConnectionAndHoldNobodyUp) {

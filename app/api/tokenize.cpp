@@ -1,17 +1,17 @@
 #include "app/api/tokenize.h"
 
 #include "app/api/fields.h"
-#include "app/api/generate.h"
+#include "app/api/messages.h"
 
 namespace carrel {
 
-Result<std::string> tokenize_body(const std::string& body, const Model& model, Env* env) {
+Result<TextAnswer> tokenize_body(const std::string& body, const Model& model, Env* env, bool strict) {
   CARREL_ASSIGN(const Json object, parse_body(body));
   Fields f(object);
-  f.allow({"model"});
+  CARREL_TRY(check_model(f.text("model", model.name()), model));
   std::vector<int32_t> tokens;
   if (const Json* messages = f.find("messages"); messages != nullptr) {
-    CARREL_ASSIGN(tokens, chat_tokens(model, dump(*messages), "", f.flag("add_generation_prompt", true), "", env->wall_ms()));
+    CARREL_ASSIGN(tokens, read_chat(f, model, env));
   } else {
     const Json* text = f.find("text");
     if (text == nullptr || !text->is_string()) return fail(Code::kInvalidArgument, "must be a string (or give messages)", "text");
@@ -19,13 +19,14 @@ Result<std::string> tokenize_body(const std::string& body, const Model& model, E
     CARREL_ASSIGN(tokens, model.tokenizer().encode(text->get<std::string>(), {.add_special = add, .parse_special = parse}));
   }
   CARREL_TRY(f.status());
-  return dump(Json{{"tokens", tokens}, {"count", tokens.size()}, {"model", model.name()}}) + "\n";
+  CARREL_ASSIGN(auto ignored, ignored_fields(f, strict));
+  return TextAnswer{dump(Json{{"tokens", tokens}, {"count", tokens.size()}, {"model", model.name()}}) + "\n", std::move(ignored)};
 }
 
-Result<std::string> detokenize_body(const std::string& body, const Model& model) {
+Result<TextAnswer> detokenize_body(const std::string& body, const Model& model, bool strict) {
   CARREL_ASSIGN(const Json object, parse_body(body));
   Fields f(object);
-  f.allow({"model"});
+  CARREL_TRY(check_model(f.text("model", model.name()), model));
   const Json* tokens = f.find("tokens");
   if (tokens == nullptr || !tokens->is_array()) return fail(Code::kInvalidArgument, "must be an array of token ids", "tokens");
   const int vocab = model.graph().vocab;
@@ -37,7 +38,8 @@ Result<std::string> detokenize_body(const std::string& body, const Model& model)
   }
   const bool skip = f.flag("skip_special", false);
   CARREL_TRY(f.status());
-  return dump(Json{{"text", model.tokenizer().decode(ids, skip)}, {"model", model.name()}}) + "\n";
+  CARREL_ASSIGN(auto ignored, ignored_fields(f, strict));
+  return TextAnswer{dump(Json{{"text", model.tokenizer().decode(ids, skip)}, {"model", model.name()}}) + "\n", std::move(ignored)};
 }
 
 }  // namespace carrel
