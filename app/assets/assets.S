@@ -1,4 +1,4 @@
-// The demo model, linked into the binary. One pair of symbols per file; demo.cpp names them.
+// The demo model and the limits of `carrel golden`, linked into the binary. One pair of symbols per file; demo.cpp names them.
         .section .note.GNU-stack,"",@progbits
         .section .rodata
 .macro asset name, file
@@ -15,4 +15,5 @@ carrel_asset_\name\()_end:
         asset tokenizer, "demo-model/tokenizer.json"
         asset tokenizer_config, "demo-model/tokenizer_config.json"
         asset model, "demo-model/model.safetensors"
+        asset golden_limits, "../../tests/golden/limits.json"
         asset samples, "demo-model/samples.json"

@@ -1,5 +1,7 @@
 #include "app/assets/demo.h"
 
+#include "base/hash.h"
+
 #define CARREL_ASSET(name)                           \
   extern "C" const std::byte carrel_asset_##name[];  \
   extern "C" const std::byte carrel_asset_##name##_end[];
@@ -10,8 +12,19 @@ CARREL_ASSET(tokenizer)
 CARREL_ASSET(tokenizer_config)
 CARREL_ASSET(model)
 CARREL_ASSET(samples)
+CARREL_ASSET(golden_limits)
 
 namespace carrel {
+
+namespace {
+constexpr std::pair<const char*, const char*> kSha256[] = {
+    {"config.json", "e721c1cbf873d6d990a96a8df251d83f47bf6686f8ed3edde5bdba97a4c6b299"},
+    {"generation_config.json", "0c81a3d97257e6d990ff84abb292a435584aa33fb7b948be548efaf7eeb09144"},
+    {"model.safetensors", "c612de3fd2b3456a58fab7b72e98eb218712637efb25a1ab1d179c93f50f8600"},
+    {"tokenizer.json", "14d9c85c1054a6816242b1d0ea55b67a02fdd1fe6787649c51df0c83cc2c82e8"},
+    {"tokenizer_config.json", "5fbe8e7a6d5e889fd218f7d2f8f07e93d61aa540d17c98eb5b4ca6c87aea4d04"},
+};
+}  // namespace
 
 #define CARREL_SPAN(name) std::span(carrel_asset_##name, carrel_asset_##name##_end)
 
@@ -24,5 +37,18 @@ std::map<std::string, std::span<const std::byte>> demo_model_files() {
 }
 
 std::span<const std::byte> demo_samples() { return CARREL_SPAN(samples); }
+
+std::vector<std::string> damaged_demo_files() {
+  std::vector<std::string> out;
+  const auto files = demo_model_files();
+  for (const auto& [name, digest] : kSha256)
+    if (to_hex(sha256(files.at(name))) != digest) out.emplace_back(name);
+  return out;
+}
+
+std::string golden_limits() {
+  const auto bytes = CARREL_SPAN(golden_limits);
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
 
 }  // namespace carrel

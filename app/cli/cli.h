@@ -72,7 +72,7 @@ int cmd_config_schema(const ConfigArgs& args);
 struct GoldenArgs {
   CommonArgs common;
   std::vector<std::string> dirs, models;
-  std::string ops = "exact";
+  std::string ops = "exact", limits;
   int threads = 0;
   bool localise = false;
 };

@@ -1,10 +1,13 @@
 // Options and subcommands of the binary; nothing is decided here.
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <span>
 
 #include "app/cli/cli.h"
+#include "app/config/schema.h"
 
 namespace carrel {
 namespace {
@@ -16,18 +19,80 @@ std::string default_data_dir() {
   return "/var/lib/carrel";
 }
 
+constexpr const char* kThreadsHelp = "threads of the CPU back end; never changes a result";
+
 /// Adds a subcommand whose arguments live in `args` and which runs `command`.
 template <class Args>
-CLI::App* add(CLI::App& parent, const char* name, const char* what, Args& args, int (*command)(const Args&), std::function<int()>& chosen) {
+CLI::App* add_plain(CLI::App& parent, const char* name, const char* what, Args& args, int (*command)(const Args&), std::function<int()>& chosen) {
   CLI::App* sub = parent.add_subcommand(name, what);
   CommonArgs* common;
   if constexpr (std::is_same_v<Args, CommonArgs>) common = &args;
   else common = &args.common;
-  common->data_dir = default_data_dir();
-  sub->add_option("--data", common->data_dir, "data folder (default: CARREL_DATA, else a folder of the user's)");
   sub->add_flag("--json", common->json, "one JSON document on standard output");
   sub->callback([&args, command, &chosen] { chosen = [&args, command] { return command(args); }; });
   return sub;
+}
+
+/// The same for a command that works on a data folder.
+template <class Args>
+CLI::App* add(CLI::App& parent, const char* name, const char* what, Args& args, int (*command)(const Args&), std::function<int()>& chosen) {
+  CLI::App* sub = add_plain(parent, name, what, args, command, chosen);
+  args.common.data_dir = default_data_dir();
+  sub->add_option("--data", args.common.data_dir, "data folder (default: CARREL_DATA, else a folder of the user's)");
+  return sub;
+}
+
+std::vector<std::string> command_names(const CLI::App& app) {
+  std::vector<std::string> out;
+  for (const CLI::App* s : app.get_subcommands([](const CLI::App*) { return true; })) out.push_back(s->get_name());
+  return out;
+}
+
+/// Follows words down the commands; `unknown` is the first that names none where one must stand.
+const CLI::App* walk(const CLI::App* at, std::span<const std::string> words, std::string& unknown) {
+  for (const std::string& word : words) {
+    const std::vector<std::string> known = command_names(*at);
+    if (known.empty() || word.starts_with('-')) break;
+    if (std::find(known.begin(), known.end(), word) == known.end()) {
+      unknown = word;
+      break;
+    }
+    at = at->get_subcommand(word);
+  }
+  return at;
+}
+
+/// "no command frobnicate; did you mean golden?"
+std::string unknown_command(const CLI::App& at, const std::string& word) {
+  const std::string path = at.get_parent() == nullptr ? "" : at.get_name() + " ";
+  const std::string near = nearest_word(word, command_names(at));
+  return "there is no command " + path + word + (near.empty() ? "; `carrel help" : "; did you mean " + path + near + "? `carrel help") + (path.empty() ? "" : " " + at.get_name()) + "` lists what there is";
+}
+
+int help(const CLI::App& app, const std::vector<std::string>& words) {
+  std::string unknown;
+  const CLI::App* at = walk(&app, words, unknown);
+  if (!unknown.empty()) return report({Code::kInvalidArgument, unknown_command(*at, unknown), ""}, {});
+  // The formatter itself: App::help would show the command that was parsed, which is `help`.
+  const std::string path = at == &app ? "carrel" : "carrel " + (at->get_parent() == &app ? "" : at->get_parent()->get_name() + " ") + at->get_name();
+  std::printf("%s", at->get_formatter()->make_help(at, path, CLI::AppFormatMode::Normal).c_str());
+  return 0;
+}
+
+/// What the parser stopped at: help and version are answers, anything else is wrong usage and says so in one line, or in JSON when that was asked for.
+int stopped(const CLI::App& app, const CLI::ParseError& e, std::span<const std::string> words) {
+  CommonArgs common;
+  common.json = std::find(words.begin(), words.end(), "--json") != words.end();
+  if (dynamic_cast<const CLI::CallForVersion*>(&e) != nullptr) {
+    if (common.json) return cmd_version(common);
+    std::printf("carrel %s\n", CARREL_VERSION);
+    return 0;
+  }
+  if (e.get_exit_code() == 0) return app.exit(e);
+  std::string unknown;
+  const CLI::App* at = walk(&app, words, unknown);
+  if (words.empty()) std::fprintf(stderr, "%s\n", app.help().c_str());
+  return report({Code::kInvalidArgument, unknown.empty() ? std::string(e.what()) : unknown_command(*at, unknown), ""}, common);
 }
 
 }  // namespace
@@ -51,14 +116,14 @@ int run_cli(int argc, char** argv) {
   CLI::App* s = add(app, "serve", "serve a model over HTTPS", serve, cmd_serve, chosen);
   s->add_option("--config", serve.common.config_file, "configuration file (YAML)");
   s->add_option("--listen", serve.listen, "HOST:PORT; port 0 lets the system choose");
-  s->add_option("--model", serve.model, "imported name, model folder or .gguf file (default: the embedded demo)");
+  s->add_option("--model", serve.model, "imported name, model folder, .gguf file, or demo (default: the embedded demo)");
   s->add_option("--log-level", serve.log_level, "trace, debug, info, warn, error, off");
 
   RunArgs run;
   CLI::App* r = add(app, "run", "answer one prompt and exit", run, cmd_run, chosen);
   r->add_option("prompt", run.prompt, "the question")->required();
   r->add_option("--config", run.common.config_file, "configuration file (YAML)");
-  r->add_option("--model", run.model, "imported name, model folder or .gguf file");
+  r->add_option("--model", run.model, "imported name, model folder, .gguf file, or demo (default)");
   r->add_option("--max-tokens", run.max_tokens, "longest answer");
   r->add_flag("--raw", run.raw, "no chat template: continue the text");
 
@@ -68,7 +133,7 @@ int run_cli(int argc, char** argv) {
   mi->add_option("path", import.path, "folder or file")->required();
   mi->add_option("--name", import.name, "name to serve it under (default: the file's)");
   add(*model, "list", "imported models", list, cmd_model_list, chosen);
-  add(*model, "verify", "check every tensor's SHA-256", verify, cmd_model_verify, chosen)->add_option("name", verify.name, "imported model")->required();
+  add(*model, "verify", "check every tensor's SHA-256", verify, cmd_model_verify, chosen)->add_option("name", verify.name, "imported name, or demo (default: all)");
   add(*model, "remove", "forget a model and its packed file", remove, cmd_model_remove, chosen)->add_option("name", remove.name, "imported model")->required();
 
   CLI::App* tenant = app.add_subcommand("tenant", "create, list and remove tenants")->require_subcommand(1);
@@ -94,34 +159,40 @@ int run_cli(int argc, char** argv) {
 
   CLI::App* config = app.add_subcommand("config", "check a configuration, show the settings")->require_subcommand(1);
   ConfigArgs check, schema;
-  add(*config, "check", "check a file and print its canonical form", check, cmd_config_check, chosen)->add_option("file", check.file)->required();
-  add(*config, "schema", "every setting: type, range, default, consequence", schema, cmd_config_schema, chosen)->add_flag("--markdown", schema.markdown, "as docs/configuration.md");
+  add_plain(*config, "check", "check a file and print its canonical form", check, cmd_config_check, chosen)->add_option("file", check.file)->required();
+  add_plain(*config, "schema", "every setting: type, range, default, consequence", schema, cmd_config_schema, chosen)->add_flag("--markdown", schema.markdown, "as docs/configuration.md");
 
   GoldenArgs golden;
-  CLI::App* g = add(app, "golden", "check the engine against reference vectors", golden, cmd_golden, chosen);
+  CLI::App* g = add_plain(app, "golden", "check the engine against reference vectors", golden, cmd_golden, chosen);
   g->add_option("dirs", golden.dirs, "folders of vectors")->required();
   g->add_option("--models", golden.models, "where the .gguf files of real/ lie: files or folders")->expected(1)->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   g->add_option("--ops", golden.ops, "reference, exact, fast")->check(CLI::IsMember({"reference", "exact", "fast"}));
-  g->add_option("--threads", golden.threads);
+  g->add_option("--threads", golden.threads, kThreadsHelp);
+  g->add_option("--limits", golden.limits, "file with the limits of fast (default: limits.json beside the vectors, else those inside)");
   g->add_flag("--localise", golden.localise, "name the first tensor that is off");
 
   BenchArgs bench;
   CLI::App* b = add(app, "bench", "measure decode, prefill or prefix reuse beside its bound", bench, cmd_bench, chosen);
   b->add_option("what", bench.what, "decode, prefill, prefix")->required()->check(CLI::IsMember({"decode", "prefill", "prefix"}));
-  b->add_option("--model", bench.model, "imported name, model folder or .gguf file");
+  b->add_option("--model", bench.model, "imported name, model folder, .gguf file, or demo (default)");
   b->add_option("--ops", bench.ops, "reference, exact, fast")->check(CLI::IsMember({"reference", "exact", "fast"}));
-  b->add_option("--threads", bench.threads);
+  b->add_option("--threads", bench.threads, kThreadsHelp);
   b->add_option("--tokens", bench.tokens, "prompt tokens (prefill, prefix) or answer tokens (decode)");
 
   CommonArgs routes, version;
-  add(app, "routes", "the route table of the API", routes, cmd_routes, chosen);
-  add(app, "version", "version and what is inside", version, cmd_version, chosen);
+  add_plain(app, "routes", "the route table of the API", routes, cmd_routes, chosen);
+  add_plain(app, "version", "version and what is inside", version, cmd_version, chosen);
 
+  std::vector<std::string> asked;
+  CLI::App* h = app.add_subcommand("help", "this list; with a command's name, its options");
+  h->add_option("command", asked, "such as: model import");
+  h->callback([&] { chosen = [&] { return help(app, asked); }; });
+
+  const std::vector<std::string> words(argv + 1, argv + argc);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
-    const int code = app.exit(e);
-    return code == 0 ? 0 : 2;
+    return stopped(app, e, words);
   }
   return chosen();
 }

@@ -1,4 +1,5 @@
 // Tenants and keys: the two commands share one catalog and one way to print.
+#include <chrono>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
@@ -16,9 +17,11 @@ int print(const Json& j) {
   return 0;
 }
 
+enum class Folder { kMayBeNew, kMustExist };
+
 template <class F>
-int with_catalog(const CommonArgs& common, F f) {
-  auto catalog = open_catalog(Env::real(), common.data_dir);
+int with_catalog(const CommonArgs& common, Folder folder, F f) {
+  auto catalog = folder == Folder::kMayBeNew ? open_catalog(Env::real(), common.data_dir) : open_existing_catalog(Env::real(), common.data_dir);
   if (!catalog) return report(catalog.error(), common);
   auto done = f(**catalog);
   return done ? *done : report(done.error(), common);
@@ -35,6 +38,38 @@ Json to_json(const KeyInfo& k) {
           {"expires_ms", time(k.expires_ms)}, {"revoked_ms", time(k.revoked_ms)}, {"rotated_from", k.rotated_from}};
 }
 
+std::string joined(const std::vector<std::string>& words) {
+  std::string out;
+  for (const std::string& w : words) out += (out.empty() ? "" : ",") + w;
+  return out;
+}
+
+/// "2031-05-04 13:00 UTC"
+std::string utc(int64_t ms) {
+  const std::chrono::sys_time<std::chrono::minutes> t{std::chrono::floor<std::chrono::minutes>(std::chrono::milliseconds(ms))};
+  const auto day = std::chrono::floor<std::chrono::days>(t);
+  const std::chrono::year_month_day date(day);
+  const std::chrono::hh_mm_ss time(t - day);
+  char text[64];
+  std::snprintf(text, sizeof text, "%04d-%02u-%02u %02d:%02d UTC", static_cast<int>(date.year()), static_cast<unsigned>(date.month()), static_cast<unsigned>(date.day()),
+                static_cast<int>(time.hours().count()), static_cast<int>(time.minutes().count()));
+  return text;
+}
+
+/// All that limits a key, in one line; what does not limit it is left out.
+std::string line_of(const KeyInfo& k) {
+  std::vector<std::string> scopes;
+  for (const KeyScope s : k.scopes) scopes.emplace_back(to_string(s));
+  char head[256];
+  std::snprintf(head, sizeof head, "%s  %-20s %-24s %s", k.id.c_str(), k.tenant.c_str(), joined(scopes).c_str(), k.name.c_str());
+  std::string line = head;
+  if (k.revoked_ms) line += "  revoked " + utc(*k.revoked_ms);
+  else if (k.expires_ms) line += (*k.expires_ms <= Env::real()->wall_ms() ? "  expired " : "  expires ") + utc(*k.expires_ms);
+  if (!k.nets.empty()) line += "  only from " + joined(k.nets);
+  if (!k.models.empty()) line += "  only for " + joined(k.models);
+  return line;
+}
+
 int show_created(const CreatedKey& k, bool json) {
   if (json) {
     Json j = to_json(k.info);
@@ -49,7 +84,7 @@ int show_created(const CreatedKey& k, bool json) {
 }  // namespace
 
 int cmd_tenant_create(const TenantArgs& args) {
-  return with_catalog(args.common, [&](Catalog& c) -> Result<int> {
+  return with_catalog(args.common, Folder::kMayBeNew, [&](Catalog& c) -> Result<int> {
     CARREL_ASSIGN(const TenantInfo t, c.create_tenant(args.name, "cli"));
     if (args.common.json) return print(to_json(t));
     std::printf("tenant %s created; `carrel key create --tenant %s` gives it a key\n", t.name.c_str(), t.name.c_str());
@@ -58,7 +93,7 @@ int cmd_tenant_create(const TenantArgs& args) {
 }
 
 int cmd_tenant_list(const TenantArgs& args) {
-  return with_catalog(args.common, [&](Catalog& c) -> Result<int> {
+  return with_catalog(args.common, Folder::kMustExist, [&](Catalog& c) -> Result<int> {
     CARREL_ASSIGN(const auto all, c.tenants());
     if (args.common.json) {
       Json j = Json::array();
@@ -71,7 +106,7 @@ int cmd_tenant_list(const TenantArgs& args) {
 }
 
 int cmd_tenant_remove(const TenantArgs& args) {
-  return with_catalog(args.common, [&](Catalog& c) -> Result<int> {
+  return with_catalog(args.common, Folder::kMustExist, [&](Catalog& c) -> Result<int> {
     CARREL_TRY(c.remove_tenant(args.name, "cli"));
     if (args.common.json) return print({{"removed", args.name}});
     std::printf("tenant %s removed: its keys are revoked, its namespace secret is destroyed\n", args.name.c_str());
@@ -80,7 +115,7 @@ int cmd_tenant_remove(const TenantArgs& args) {
 }
 
 int cmd_key_create(const KeyArgs& args) {
-  return with_catalog(args.common, [&](Catalog& c) -> Result<int> {
+  return with_catalog(args.common, Folder::kMayBeNew, [&](Catalog& c) -> Result<int> {
     KeySpec spec;
     if (!args.tenant.empty()) spec.tenant = args.tenant;
     spec.name = args.name;
@@ -98,24 +133,20 @@ int cmd_key_create(const KeyArgs& args) {
 }
 
 int cmd_key_list(const KeyArgs& args) {
-  return with_catalog(args.common, [&](Catalog& c) -> Result<int> {
+  return with_catalog(args.common, Folder::kMustExist, [&](Catalog& c) -> Result<int> {
     CARREL_ASSIGN(const auto all, c.keys(args.tenant));
     if (args.common.json) {
       Json j = Json::array();
       for (const KeyInfo& k : all) j.push_back(to_json(k));
       return print(j);
     }
-    for (const KeyInfo& k : all) {
-      std::string scopes;
-      for (const KeyScope s : k.scopes) scopes += std::string(scopes.empty() ? "" : ",") + to_string(s);
-      std::printf("%s  %-20s %-24s %s%s\n", k.id.c_str(), k.tenant.c_str(), scopes.c_str(), k.name.c_str(), k.revoked_ms ? "  (revoked)" : "");
-    }
+    for (const KeyInfo& k : all) std::printf("%s\n", line_of(k).c_str());
     return 0;
   });
 }
 
 int cmd_key_revoke(const KeyArgs& args) {
-  return with_catalog(args.common, [&](Catalog& c) -> Result<int> {
+  return with_catalog(args.common, Folder::kMustExist, [&](Catalog& c) -> Result<int> {
     CARREL_TRY(c.revoke_key(args.id, "cli"));
     if (args.common.json) return print({{"revoked", args.id}});
     std::printf("key %s revoked\n", args.id.c_str());
@@ -124,7 +155,7 @@ int cmd_key_revoke(const KeyArgs& args) {
 }
 
 int cmd_key_rotate(const KeyArgs& args) {
-  return with_catalog(args.common, [&](Catalog& c) -> Result<int> {
+  return with_catalog(args.common, Folder::kMustExist, [&](Catalog& c) -> Result<int> {
     CARREL_ASSIGN(const CreatedKey key, c.rotate_key(args.id, args.overlap_hours * kHourMs, "cli"));
     return show_created(key, args.common.json);
   });

@@ -8,6 +8,8 @@
 #include <nlohmann/json.hpp>
 
 #include "engine/model/json_text.h"
+#include "engine/state/spec.h"
+#include "storage/source_net.h"
 
 extern char** environ;
 
@@ -47,9 +49,15 @@ bool in_range(double x, std::string_view range) {
   return x >= low && x <= high;
 }
 
+bool is_loopback(const std::string& address) { return address == "localhost" || address == "::1" || address.starts_with("127."); }
+
 /// No value needs control characters, and they reach logs, paths and the canonical form.
 bool printable(const std::string& value) {
   return is_utf8(value) && std::none_of(value.begin(), value.end(), [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7F; });
+}
+
+bool is_plain_name(const std::string& name) {
+  return !name.empty() && std::all_of(name.begin(), name.end(), [](unsigned char c) { return std::isalnum(c) != 0 || c == '_' || c == '-'; });
 }
 
 bool is_choice(const std::string& value, std::string_view range) {
@@ -83,7 +91,8 @@ std::string fault(const Setting& s, const std::string& value) {
         for (const std::string& item : split(value, ','))
           if (!is_choice(item, s.range)) return "holds " + item + ", which is none of " + std::string(s.range);
       return {};
-    case SettingType::kText: return {};
+    case SettingType::kText:
+    case SettingType::kSection: return {};
   }
   return {};
 }
@@ -118,6 +127,10 @@ Result<uint64_t> parse_size(std::string_view text) {
 
 Status Config::set(std::string_view key, const std::string& value, const std::string& origin) {
   const Setting* s = find_setting(key);
+  if (const std::string members = s == nullptr ? members_of(key) : ""; !members.empty())
+    return fail(Code::kInvalidArgument, std::string(key) + " is a section, not a value: it holds " + members, origin);
+  if (s != nullptr && s->type == SettingType::kSection && s->key == key && !value.empty())
+    return fail(Code::kInvalidArgument, std::string(key) + " is a section, not a value", origin);
   if (s == nullptr) {
     const std::string near = nearest_key(key);
     return fail(Code::kInvalidArgument, "unknown setting " + std::string(key) + (near.empty() ? "" : "; did you mean " + near + "?"), origin);
@@ -126,7 +139,7 @@ Status Config::set(std::string_view key, const std::string& value, const std::st
   if (const std::string wrong = fault(*s, value); !wrong.empty())
     return fail(Code::kInvalidArgument, std::string(key) + " is \"" + value.substr(0, 200) + "\": " + wrong, origin);
   if (!s->active) notes_.push_back(std::string(key) + " is not active in this version (" + origin + ")");
-  given_[std::string(key)] = {value, origin};
+  if (s->type != SettingType::kSection || s->key != key) given_[std::string(key)] = {value, origin};
   return {};
 }
 
@@ -166,14 +179,24 @@ Status Config::read_yaml(std::string_view text, const std::string& file_name) {
       if (n_nodes > kMaxNodes) return fail(Code::kInvalidArgument, "has more than " + std::to_string(kMaxNodes) + " entries", file_name);
       auto [path, node] = stack.back();
       stack.pop_back();
-      if (!node.IsMap() || find_setting(path) != nullptr) {
+      const Setting* s = find_setting(path);
+      const bool open = s != nullptr && s->type == SettingType::kSection;
+      if (node.IsNull() && (open || !members_of(path).empty())) {  // a section whose lines are all comments
+        if (open) leaves.emplace_back(path, node);
+        continue;
+      }
+      const bool of_nodes = open && node.IsSequence() && std::any_of(node.begin(), node.end(), [](const auto& item) { return !item.IsScalar(); });
+      if (!of_nodes && (!node.IsMap() || (s != nullptr && !open))) {
         leaves.emplace_back(path, node);
         continue;
       }
       if (std::count(path.begin(), path.end(), '.') > 6) return fail(Code::kInvalidArgument, "is nested too deeply at " + path, file_name);
       std::vector<std::pair<std::string, YAML::Node>> children;
-      for (const auto& item : node) {
+      for (size_t i = 0; of_nodes && i < node.size(); i++) children.emplace_back(path + "." + std::to_string(i), node[i]);
+      for (const auto& item : of_nodes ? YAML::Node(YAML::NodeType::Map) : node) {
         const std::string name = item.first.as<std::string>();
+        if (open && !is_plain_name(name))
+          return fail(Code::kInvalidArgument, path + " holds a name that is not made of letters, digits, _ and -", file_name + ":" + std::to_string(item.first.Mark().line + 1));
         children.emplace_back(path.empty() ? name : path + "." + name, item.second);
       }
       stack.insert(stack.end(), children.rbegin(), children.rend());
@@ -214,6 +237,10 @@ Result<Config> Config::load(std::string_view text, const std::string& file_name,
   }
   for (const auto& [name, value] : environment) {
     if (std::find(sections.begin(), sections.end(), name) != sections.end()) continue;
+    if (name.starts_with("CARREL_OBSERVE_ALERTS_") || name.starts_with("CARREL_LIFECYCLE_CANARY_")) {
+      c.notes_.push_back(name + " is not active in this version");
+      continue;
+    }
     for (const char* section : {"CARREL_SERVER_", "CARREL_MODEL_", "CARREL_DEVICES_", "CARREL_CACHE_", "CARREL_SCHEDULER_", "CARREL_ADMISSION_", "CARREL_OBSERVE_", "CARREL_LIFECYCLE_"})
       if (name.starts_with(section)) return fail(Code::kInvalidArgument, "names no setting; `carrel config schema` lists them", name);
   }
@@ -225,7 +252,7 @@ Result<Config> Config::load(std::string_view text, const std::string& file_name,
 Status Config::check_whole() const {
   const auto origin = [&](std::string_view key) {
     const auto at = given_.find(key);
-    return at == given_.end() ? std::string(key) : at->second.origin;
+    return at == given_.end() ? std::string("configuration") : at->second.origin;
   };
   const bool files = text("server.tls.mode") == "files", cert = !text("server.tls.cert").empty(), key = !text("server.tls.key").empty();
   if (cert != key)
@@ -233,6 +260,14 @@ Status Config::check_whole() const {
                 origin(cert ? "server.tls.cert" : "server.tls.key"));
   if (files && !cert) return fail(Code::kInvalidArgument, "server.tls.mode is files: server.tls.cert and server.tls.key are needed", origin("server.tls.mode"));
   if (cert && !files) return fail(Code::kInvalidArgument, "server.tls.cert and .key are used only with server.tls.mode: files", origin("server.tls.cert"));
+  if (text("server.tls.mode") == "off" && !is_loopback(text("server.listen")))
+    return fail(Code::kInvalidArgument, "server.tls.mode is off and server.listen is " + text("server.listen") + ": clear text is allowed on loopback only", origin("server.tls.mode"));
+  for (const std::string& net : list("server.allow"))
+    if (const auto parsed = SourceNet::parse(net); !parsed)
+      return fail(Code::kInvalidArgument, "server.allow holds " + net + ", which is no network such as 10.0.0.0/8 or fd00::/8", origin("server.allow"));
+  if (!is_auto("cache.block_size") && integer("cache.block_size") % block_size_of({}) != 0)
+    return fail(Code::kInvalidArgument, "cache.block_size is " + std::to_string(integer("cache.block_size")) + ": a block is a multiple of " + std::to_string(block_size_of({})) +
+                    " tokens, and the model decides which; use auto", origin("cache.block_size"));
   if (!flag("cache.prefix_reuse.require_state_complete"))
     return fail(Code::kInvalidArgument, "cache.prefix_reuse.require_state_complete cannot be false: a hit without complete state gives wrong answers; set cache.prefix_reuse.enabled: false instead",
                 origin("cache.prefix_reuse.require_state_complete"));

@@ -89,6 +89,42 @@ TEST(Config, WhatCannotBeHonouredIsRefused) {
   EXPECT_FALSE(yaml("model: {kv_dtype: fp8}"));
 }
 
+TEST(Config, WhatTheServerWouldRefuseIsRefusedHere) {
+  const auto message = [](std::string_view text) { return yaml(text) ? "" : yaml(text).error().text(); };
+  EXPECT_EQ(message("server: {listen: 0.0.0.0, tls: {mode: off}}"),
+            "t.yaml:1: server.tls.mode is off and server.listen is 0.0.0.0: clear text is allowed on loopback only");
+  EXPECT_EQ(message("server: {listen: '::1', tls: {mode: off}}"), "");
+  EXPECT_NE(message("server: {allow: [10.0.0.0/8, 10.0.0.0/64]}").find("server.allow holds 10.0.0.0/64"), std::string::npos);
+  EXPECT_EQ(message("server: {allow: [10.0.0.0/8, '::1']}"), "");
+  EXPECT_NE(message("cache: {block_size: 100}").find("is 100: a block is a multiple of 64"), std::string::npos);
+  EXPECT_EQ(message("cache: {block_size: 128}"), "");
+}
+
+TEST(Config, ASectionIsNoValue) {
+  EXPECT_NE(yaml("server: {tls: off}").error().message.find("server.tls is a section, not a value: it holds mode, cert, key"), std::string::npos);
+  EXPECT_NE(yaml("server: 5").error().message.find("listen, port, tls"), std::string::npos);
+  EXPECT_TRUE(yaml("server:\ncache:\n  offload:\n"));  // every line below is a comment
+}
+
+TEST(Config, EveryKeyOfALaterVersionIsReportedAsNotActive) {
+  const auto c = yaml("observe: {alerts: {email: {to: [a@b.c, d@e.f]}, rules: [{when: p99, above: 5}, {when: full}]}}\nlifecycle: {canary: {share: 0.1}}");
+  ASSERT_TRUE(c) << c.error().text();
+  for (const char* key : {"observe.alerts.email.to", "observe.alerts.rules.1.when", "lifecycle.canary.share"})
+    EXPECT_TRUE(noted(*c, std::string(key) + " is not active in this version (t.yaml:")) << key;
+  EXPECT_EQ(yaml(c->canonical_yaml())->canonical_yaml(), c->canonical_yaml());
+  EXPECT_TRUE(noted(*yaml("observe: {alerts: }"), "observe.alerts is not active"));
+  EXPECT_TRUE(noted(*Config::load("", "", {{"CARREL_LIFECYCLE_CANARY_SHARE", "1"}}, {}), "CARREL_LIFECYCLE_CANARY_SHARE is not active"));
+  EXPECT_FALSE(yaml("observe: {alerts: 5}"));
+  EXPECT_FALSE(yaml("observe: {alerts: {'a.b': 5}}"));
+  EXPECT_FALSE(yaml("observe: {alerts: &a [[*a]]}"));
+  EXPECT_FALSE(yaml("observe: {alert: {to: x}}"));
+  // Each that is not active says so; none is both accepted and silent.
+  for (const Setting& s : settings()) {
+    if (s.active || s.fallback.empty()) continue;
+    EXPECT_TRUE(noted(*Config::load("", "", {}, {{std::string(s.key), std::string(s.fallback)}}), std::string(s.key) + " is not active")) << s.key;
+  }
+}
+
 TEST(Config, FlagsBeatEnvironmentBeatsFile) {
   const std::map<std::string, std::string> env{{"CARREL_SERVER_PORT", "2"}, {"CARREL_DATA", "x"}};
   EXPECT_EQ(Config::load("server: {port: 1}", "t", env, {})->integer("server.port"), 2);

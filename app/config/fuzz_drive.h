@@ -21,6 +21,7 @@ inline bool readable(const Config& c) {
         break;
       case SettingType::kSize: c.size_bytes(s.key); break;
       case SettingType::kList: c.list(s.key); break;
+      case SettingType::kSection: break;
       case SettingType::kText:
       case SettingType::kChoice: c.text(s.key); break;
     }

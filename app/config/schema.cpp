@@ -61,6 +61,8 @@ constexpr Setting kSettings[] = {
     {"observe.log_level", kChoice, "info", "trace|debug|info|warn|error|off", false, kRestart, true, "Least severity that is logged."},
     {"observe.log_format", kChoice, "text", "text|json", false, kRestart, true, "One line per event, for people or for machines."},
     {"observe.metrics", kFlag, "true", "", false, kRestart, true, "Serve /metrics to loopback and to keys with metrics:read."},
+    {"observe.alerts", kSection, "", "", false, kRestart, false, "Whom to tell when something is wrong."},
+    {"lifecycle.canary", kSection, "", "", false, kRestart, false, "How a new release is tried on a share of the requests first."},
     {"lifecycle.keep_versions_days", kInteger, "7", "0..3650", false, kRestart, false, "Days that an old release is kept for rollback."},
 };
 
@@ -103,8 +105,23 @@ std::span<const Setting> settings() { return kSettings; }
 std::span<const Alias> aliases() { return kAliases; }
 
 const Setting* find_setting(std::string_view key) {
-  const auto at = std::find_if(std::begin(kSettings), std::end(kSettings), [&](const Setting& s) { return s.key == key; });
+  const auto at = std::find_if(std::begin(kSettings), std::end(kSettings), [&](const Setting& s) {
+    return s.key == key || (s.type == kSection && key.starts_with(s.key) && key[s.key.size()] == '.');
+  });
   return at == std::end(kSettings) ? nullptr : at;
+}
+
+std::string members_of(std::string_view section) {
+  std::vector<std::string_view> names;
+  for (const Setting& s : kSettings) {
+    if (section.empty() || s.key.size() <= section.size() || !s.key.starts_with(section) || s.key[section.size()] != '.') continue;
+    const std::string_view rest = s.key.substr(section.size() + 1);
+    const std::string_view name = rest.substr(0, rest.find('.'));
+    if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+  }
+  std::string out;
+  for (const std::string_view name : names) out += (out.empty() ? "" : ", ") + std::string(name);
+  return out;
 }
 
 std::string_view to_string(SettingType type) {
@@ -116,11 +133,21 @@ std::string_view to_string(SettingType type) {
     case kChoice: return "one of";
     case kSize: return "size (MB, GB, GiB …)";
     case kList: return "list";
+    case kSection: return "section";
   }
   return "";
 }
 
 std::string_view to_string(Takes takes) { return takes == kRestart ? "restart" : takes == kNextRequest ? "next request" : "now"; }
+
+std::string nearest_word(std::string_view word, std::span<const std::string> known) {
+  if (word.size() > 200) return {};
+  std::string best;
+  size_t least = word.size() / 2 + 1;
+  for (const std::string& k : known)
+    if (const size_t d = edit_distance(word, k); d < least) least = d, best = k;
+  return best;
+}
 
 std::string nearest_key(std::string_view key) {
   if (key.size() > 200) return {};

@@ -6,11 +6,11 @@
 
 namespace carrel {
 
-enum class SettingType { kFlag, kInteger, kNumber, kText, kChoice, kSize, kList };
+enum class SettingType { kFlag, kInteger, kNumber, kText, kChoice, kSize, kList, kSection };
 enum class Takes { kRestart, kNextRequest, kNow };
 
 struct Setting {
-  std::string_view key;  // "cache.offload.threshold"
+  std::string_view key;  // "cache.offload.threshold"; of a kSection, the keys below it are its own affair
   SettingType type;
   std::string_view fallback;  // default, as it would be written
   std::string_view range;     // integer and number: "min..max"; choice and list: "a|b|c", empty = any
@@ -21,7 +21,10 @@ struct Setting {
 };
 
 std::span<const Setting> settings();
+/// Also the kSection that a key lies in.
 const Setting* find_setting(std::string_view key);
+/// "mode, cert, key" for "server.tls"; empty for what is no section.
+std::string members_of(std::string_view section);
 std::string_view to_string(SettingType type);
 std::string_view to_string(Takes takes);
 
@@ -32,6 +35,8 @@ struct Alias {
 };
 std::span<const Alias> aliases();
 
+/// The word nearest to a misspelt one, or empty when none is near.
+std::string nearest_word(std::string_view word, std::span<const std::string> known);
 /// The known key nearest to a misspelt one, or empty.
 std::string nearest_key(std::string_view key);
 

@@ -7,10 +7,10 @@
 #include "app/api/api.h"
 #include "app/api/http_server.h"
 #include "app/lifecycle/engine_room.h"
+#include "app/lifecycle/folder_lock.h"
 #include "app/lifecycle/internal_ca.h"
 #include "base/log.h"
 #include "engine/model/store.h"
-#include "storage/source_net.h"
 
 namespace carrel {
 namespace {
@@ -20,8 +20,6 @@ constexpr int64_t kStalledNs = 60'000'000'000;
 constexpr int64_t kCertificateCheckNs = 3'600'000'000'000;
 constexpr int64_t kDrainMs = 10'000;
 
-bool is_loopback(const std::string& address) { return address == "localhost" || address == "::1" || address.starts_with("127."); }
-
 }  // namespace
 
 struct Appliance::Impl {
@@ -29,6 +27,7 @@ struct Appliance::Impl {
   Config config;
   std::string data_dir;
   Metrics metrics;
+  FolderLock lock;
   std::unique_ptr<Catalog> catalog;
   std::optional<CreatedKey> first_key;
   EngineRoom room;
@@ -43,12 +42,6 @@ struct Appliance::Impl {
   uint64_t decoded_at_probe = 0;
 
   Impl(Env* e, Config c, std::string d) : env(e), config(std::move(c)), data_dir(std::move(d)) {}
-
-  Status open_catalog() {
-    CARREL_ASSIGN(catalog, carrel::open_catalog(env, data_dir));
-    CARREL_ASSIGN(first_key, catalog->bootstrap_key("system"));
-    return {};
-  }
 
   /// One real token through the whole engine, outside of every tenant's cache.
   bool probe() {
@@ -98,8 +91,6 @@ struct Appliance::Impl {
     o.address = config.text("server.listen");
     o.port = static_cast<int>(config.integer("server.port"));
     const std::string& mode = config.text("server.tls.mode");
-    if (mode == "off" && !is_loopback(o.address))
-      return fail(Code::kInvalidArgument, "server.tls.mode is off and server.listen is " + o.address + ": clear text is allowed on loopback only", "server.tls.mode");
     if (mode == "files") {
       o.cert_pem_file = config.text("server.tls.cert");
       o.key_pem_file = config.text("server.tls.key");
@@ -110,8 +101,6 @@ struct Appliance::Impl {
       o.key_pem_file = tls.key_pem;
       metrics.set("carrel_cert_not_after_seconds", {}, static_cast<double>(tls.not_after_ms) / 1000);
     }
-    for (const std::string& net : config.list("server.allow"))
-      if (auto parsed = SourceNet::parse(net); !parsed) return fail(Code::kInvalidArgument, "holds " + net + ", which is no network: " + parsed.error().text(), "server.allow");
     ApiServices s{env, &config, catalog.get(), room.engine.get(), &metrics, [this] { return not_ready(); }};
     api = std::make_unique<Api>(std::move(s));
     server = std::make_unique<HttpServer>(o, api->handler());
@@ -152,12 +141,15 @@ Result<std::unique_ptr<Appliance>> Appliance::start(Env* env, Config config, con
   auto a = std::unique_ptr<Appliance>(new Appliance(std::make_unique<Impl>(env, std::move(config), data_dir)));
   Impl& i = *a->impl_;
   for (const std::string& note : i.config.notes()) spdlog::warn("configuration: {}", note);
-  CARREL_TRY(i.open_catalog());
-  CARREL_ASSIGN(i.room, open_engine_room(env, i.config, data_dir, *i.catalog));
+  CARREL_TRY(env->make_dirs(data_dir));
+  CARREL_ASSIGN(i.lock, FolderLock::take(data_dir));
+  CARREL_ASSIGN(i.catalog, open_catalog(env, data_dir));
+  CARREL_ASSIGN(i.room, open_engine_room(env, i.config, data_dir, i.catalog.get()));
   i.metrics.set("carrel_build_info", {{"version", CARREL_VERSION}, {"numerics", i.room.model->numerics_id().substr(0, 16)}}, 1);
   i.probed = i.probe();
   if (!i.probed) return fail(Code::kInternal, "the model did not produce a token in the self-probe", i.room.model->name());
   CARREL_TRY(i.listen());
+  CARREL_ASSIGN(i.first_key, i.catalog->bootstrap_key("system"));  // last of what can fail: it is given once and must reach its reader
   i.verify_in_background();
   const int64_t now = env->mono_ns();
   i.next_probe_ns = now + kProbeEveryNs;

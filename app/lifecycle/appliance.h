@@ -1,6 +1,7 @@
 // The running appliance: what starts in which order, how it is known to be ready, how it stops.
 //
-// Start: data folder and catalog, model, state manager, engine, self-probe, certificates, listener last. Stop: listener takes nothing new, requests drain,
+// Start: data folder and catalog, model, state manager, engine, self-probe, certificates, listener, and the first key when nothing can fail any more. One server per data
+// folder. Stop: listener takes nothing new, requests drain,
 // usage is written, then everything in reverse. Threads: start, run and stop from one thread.
 #pragma once
 #include <memory>

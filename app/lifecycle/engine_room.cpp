@@ -20,11 +20,21 @@ void log_states(const ModelState& state) {
 
 Status check_policy(const Config& config, const Graph& graph) {
   if (config.text("model.attention_policy") == "hybrid" && graph.state.groups.size() < 2)
-    return fail(Code::kInvalidArgument, "model.attention_policy is hybrid, but this model has one kind of attention only; use auto", "model.attention_policy");
+    return fail(Code::kInvalidArgument, "is hybrid, but this model has one kind of attention only; use auto", "model.attention_policy");
   if (!config.is_auto("cache.block_size") && config.integer("cache.block_size") != graph.state.block_size)
-    return fail(Code::kUnsupported, "cache.block_size is " + std::to_string(config.integer("cache.block_size")) + ", this model's states need " + std::to_string(graph.state.block_size) + "; use auto",
+    return fail(Code::kUnsupported, "is " + std::to_string(config.integer("cache.block_size")) + ", this model's states need " + std::to_string(graph.state.block_size) + "; use auto",
                 "cache.block_size");
   return {};
+}
+
+/// What was asked for and cannot be given whole is said, with both numbers.
+void warn_of_less(const Config& config, const Graph& graph) {
+  if (!config.is_auto("model.max_sequence_length") && config.integer("model.max_sequence_length") > graph.max_positions)
+    spdlog::warn("model.max_sequence_length is {}, but this model holds {} tokens: requests are limited to {}", config.integer("model.max_sequence_length"), graph.max_positions,
+                 graph.max_positions);
+  if (config.is_set("scheduler.max_num_seqs") && config.integer("scheduler.max_num_seqs") > config.integer("server.max_concurrent_requests"))
+    spdlog::warn("scheduler.max_num_seqs is {}, but server.max_concurrent_requests is {}: no more than {} sequences are in work at once", config.integer("scheduler.max_num_seqs"),
+                 config.integer("server.max_concurrent_requests"), config.integer("server.max_concurrent_requests"));
 }
 
 EngineConfig engine_config(const Config& config) {
@@ -52,13 +62,13 @@ StateConfig state_config(const Config& config, const Model& model, const EngineC
 
 }  // namespace
 
-Result<EngineRoom> open_engine_room(Env* env, const Config& config, const std::string& data_dir, Catalog& catalog) {
+Result<EngineRoom> open_engine_room(Env* env, const Config& config, const std::string& data_dir, Catalog* catalog) {
   EngineRoom room;
   CARREL_ASSIGN(const ModelChoice choice, choose_model(env, config, data_dir, catalog));
   const int64_t start = env->mono_ns();
   auto loaded = Model::load(env, choice.location, choice.options);
   if (!loaded) {
-    if (!choice.registered.empty() && loaded.error().code == Code::kCorrupt) (void)catalog.set_model_status(choice.registered, ModelStatus::kDamaged, "system");
+    if (!choice.registered.empty() && loaded.error().code == Code::kCorrupt) (void)catalog->set_model_status(choice.registered, ModelStatus::kDamaged, "system");
     return std::unexpected(std::move(loaded).error());
   }
   room.model = std::move(*loaded);
@@ -67,6 +77,7 @@ Result<EngineRoom> open_engine_room(Env* env, const Config& config, const std::s
   CARREL_TRY(check_policy(config, room.model->graph()));
   spdlog::info("model {} family={} ops={} weights={} MB context={} numerics={} in {} ms", room.model->name(), room.model->family(), room.model->op_set(),
                room.model->weight_bytes() / 1'000'000, room.model->graph().max_positions, room.model->numerics_id().substr(0, 16), (env->mono_ns() - start) / 1'000'000);
+  warn_of_less(config, room.model->graph());
   const EngineConfig engine = engine_config(config);
   CARREL_ASSIGN(room.state, StateManager::create(state_config(config, *room.model, engine)));
   log_states(room.model->graph().state);
@@ -80,8 +91,11 @@ Result<EngineRoom> open_engine_room(Env* env, const std::string& data_dir, const
     CARREL_ASSIGN(text, read_file(env, config_file, 1 << 20));
   }
   CARREL_ASSIGN(const Config config, Config::load(text, config_file, environment(), flags));
-  CARREL_ASSIGN(auto catalog, open_catalog(env, data_dir));
-  return open_engine_room(env, config, data_dir, *catalog);
+  std::unique_ptr<Catalog> catalog;
+  if (has_catalog(env, data_dir)) {
+    CARREL_ASSIGN(catalog, open_catalog(env, data_dir));
+  }
+  return open_engine_room(env, config, data_dir, catalog.get());
 }
 
 }  // namespace carrel

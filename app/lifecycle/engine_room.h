@@ -15,10 +15,10 @@ struct EngineRoom {
   std::unique_ptr<Engine> engine;
 };
 
-/// Loads the configured model and logs what was registered. A model found damaged is marked so in the catalog.
-Result<EngineRoom> open_engine_room(Env* env, const Config& config, const std::string& data_dir, Catalog& catalog);
+/// catalog: null where there is none yet. Loads the configured model and logs what was registered. A model found damaged is marked so in the catalog.
+Result<EngineRoom> open_engine_room(Env* env, const Config& config, const std::string& data_dir, Catalog* catalog);
 
-/// The same for a one-shot command: its own configuration from flags and environment, catalog of the data folder.
+/// The same for a one-shot command: its own configuration from flags and environment, catalog of the data folder when it has one.
 Result<EngineRoom> open_engine_room(Env* env, const std::string& data_dir, const std::string& config_file, const std::map<std::string, std::string>& flags);
 
 }  // namespace carrel

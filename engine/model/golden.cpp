@@ -74,8 +74,8 @@ class Checker {
   Status real_folder(const std::string& dir) {
     RealLimits limits;
     if (options_.ops == OpSet::kFast && !options_.models.empty()) {
-      CARREL_ASSIGN(const std::string file, limits_file(dir));
-      CARREL_ASSIGN(limits, read_real_limits(env_, file, name_of(dir)));
+      CARREL_ASSIGN(const LimitsText text, limits_text(dir));
+      CARREL_ASSIGN(limits, read_real_limits(text.json, text.where, name_of(dir)));
     }
     GoldenFile out;
     out.name = dir;
@@ -140,12 +140,11 @@ class Checker {
     return check(path, [&] { return open_source(env_, path); }, v, limits);
   }
 
-  /// limits.json lies in the folder or one of the three above it.
   Result<FastLimits> limits_of(const std::string& dir, const std::string& name) {
     FastLimits out;
     if (options_.ops != OpSet::kFast) return out;
-    CARREL_ASSIGN(const std::string file, limits_file(dir));
-    CARREL_ASSIGN(const ConfigReader root, read_json(env_, file));
+    CARREL_ASSIGN(const LimitsText text, limits_text(dir));
+    CARREL_ASSIGN(const ConfigReader root, ConfigReader::parse(text.json));
     const ConfigReader fast = root.section("fast");
     const ConfigReader limits = fast.section(fast.has(name) ? name : "default");
     out.mean_kl = limits.number("mean_kl");
@@ -154,12 +153,19 @@ class Checker {
     return out;
   }
 
-  Result<std::string> limits_file(const std::string& dir) {
-    std::string at = dir;
-    for (int i = 0; i < 4; ++i, at += "/..") {
-      if (env_->exists(at + "/limits.json")) return at + "/limits.json";
+  struct LimitsText {
+    std::string json, where;
+  };
+  /// The file that was named; else limits.json in the folder or one of the three above it; else the text of the caller.
+  Result<LimitsText> limits_text(const std::string& dir) {
+    std::string file = options_.limits_file, at = dir;
+    for (int i = 0; i < 4 && file.empty(); ++i, at += "/..") {
+      if (env_->exists(at + "/limits.json")) file = at + "/limits.json";
     }
-    return fail(Code::kNotFound, "no limits.json for the fast ops here or above", dir);
+    if (file.empty() && !options_.limits_json.empty()) return LimitsText{options_.limits_json, "the limits inside"};
+    if (file.empty()) return fail(Code::kNotFound, "no limits.json for the fast ops here or above", dir);
+    CARREL_ASSIGN(std::string json, read_file(env_, file, 1 << 20));
+    return LimitsText{std::move(json), file};
   }
 
   Env* env_;

@@ -24,12 +24,15 @@ struct GoldenOptions {
   bool localise = false;               // also compare inner values and states, and name the first that is off
   int max_length = 0;                  // longer prompts are left out; 0: none
   std::string config = "config.json";  // of a model folder; "config_legacy.json" holds the same model in older words
+  std::string limits_file;             // limits of `fast`, before any other
+  std::string limits_json;             // the same as text, where no file is given and no limits.json lies in the folder or the three above
   std::vector<std::string> models;     // .gguf files, or folders with such: where the checkpoints of real/ are looked for
 };
 
 struct GoldenFile {
   std::string name;                   // path of the model or file
   std::string skipped;                // why it was not checked; empty otherwise
+  bool bound_used = false;            // anything was held against a bound: `worst` means something
   double worst = 0;                   // largest error over its bound
   std::string worst_at;               // "prompt 129 position 128"
   std::vector<std::string> failures;  // everything that is wrong, for a human
@@ -39,6 +42,7 @@ struct GoldenFile {
   bool limits_used = false;  // the two below were measured (fast)
   double mean_kl = 0;        // fast against exact
   double top1 = 1;           // share of positions with the same best token
+  double mean_kl_limit = 0, top1_limit = 0;
   bool passed() const { return failures.empty() && worst <= 1; }
 };
 

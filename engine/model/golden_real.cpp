@@ -235,6 +235,7 @@ class RealCheck {
     }
     const double same = static_cast<double>(t.same_best) / n;
     if (is_long) {
+      out_.mean_kl_limit = limits_.mean_kl_long, out_.top1_limit = limits_.argmax_long;
       out_.mean_kl = t.kl / n;
       out_.top1 = same;
       if (same < limits_.argmax_long)

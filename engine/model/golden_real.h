@@ -56,8 +56,8 @@ constexpr double kRealBound = 0.001;
 
 bool is_real_layout(Env* env, const std::string& dir);
 Result<RealVectors> read_real_vectors(Env* env, const std::string& dir);
-/// limits.json, member `real`, by the name of the folder.
-Result<RealLimits> read_real_limits(Env* env, const std::string& file, const std::string& name);
+/// limits.json (`where` names it in errors), member `real`, by the name of the folder, else `default`.
+Result<RealLimits> read_real_limits(const std::string& json, const std::string& where, const std::string& name);
 
 /// Checks one folder; the limits are used by `fast`. An error means that the check could not run.
 Status check_real(Env* env, const std::string& dir, const RealLimits& limits, const GoldenOptions& options, GoldenFile& out);

@@ -47,8 +47,7 @@ bool fits(const RealPrompt& p) {
 
 /// Parses and hands over; whatever throws is the file's fault.
 template <class F>
-Status read_with(Env* env, const std::string& path, F&& f) {
-  CARREL_ASSIGN(const std::string text, read_file(env, path, 64 << 20));
+Status read_with(const std::string& text, const std::string& path, F&& f) {
   try {
     f(Json::parse(text));
   } catch (const std::exception& e) {
@@ -66,7 +65,8 @@ bool is_real_layout(Env* env, const std::string& dir) {
 Result<RealVectors> read_real_vectors(Env* env, const std::string& dir) {
   RealVectors out;
   const std::string path = dir + "/prompts.json";
-  CARREL_TRY(read_with(env, path, [&](const Json& j) {
+  CARREL_ASSIGN(const std::string text, read_file(env, path, 64 << 20));
+  CARREL_TRY(read_with(text, path, [&](const Json& j) {
     out.model_sha256 = j.at("model_sha256").get<std::string>();
     for (const Json& p : j.at("prompts")) out.prompts.push_back(prompt_of(p));
   }));
@@ -76,10 +76,11 @@ Result<RealVectors> read_real_vectors(Env* env, const std::string& dir) {
   return out;
 }
 
-Result<RealLimits> read_real_limits(Env* env, const std::string& file, const std::string& name) {
+Result<RealLimits> read_real_limits(const std::string& json, const std::string& where, const std::string& name) {
   RealLimits l;
-  CARREL_TRY(read_with(env, file, [&](const Json& j) {
-    const Json& m = j.at("real").at(name);
+  CARREL_TRY(read_with(json, where, [&](const Json& j) {
+    const Json& real = j.at("real");
+    const Json& m = real.contains(name) ? real.at(name) : real.at("default");
     const auto get = [&](const char* key) { return m.at(key).get<double>(); };
     l = {.mean_kl_long = get("mean_kl_long"),
          .mean_kl = get("mean_kl"),

@@ -60,6 +60,7 @@ Result<std::unique_ptr<GoldenModel>> load_golden_model(const OpenSource& open, O
 }
 
 void note_error(GoldenFile& out, double ratio, const std::string& at) {
+  out.bound_used = true;
   if (std::isnan(ratio)) ratio = INFINITY;
   if (ratio > out.worst) {
     out.worst = ratio;
@@ -225,6 +226,7 @@ Status check_fast_limits(const OpenSource& open, const std::vector<Prompt>& prom
     add_distance(want, run_prompt(*fast, p, out), vocab, d);
   }
   out.limits_used = true;
+  out.mean_kl_limit = limits.mean_kl, out.top1_limit = limits.top1;
   out.mean_kl = d.kl / static_cast<double>(std::max<int64_t>(d.rows, 1));
   out.top1 = static_cast<double>(d.same_best) / static_cast<double>(std::max<int64_t>(d.rows, 1));
   if (!(out.mean_kl <= limits.mean_kl)) {
@@ -243,6 +245,7 @@ Status check_model(const OpenSource& open, const GoldenVectors& vectors, const F
                    GoldenFile& out) {
   const std::vector<Prompt> prompts = read_prompts(*vectors.file, options.max_length);
   out.n_prompts = static_cast<int>(prompts.size());
+  if (prompts.empty() && options.max_length == 0) out.failures.emplace_back("golden.safetensors holds no prompt");
   CARREL_ASSIGN(const auto model, load_golden_model(open, options.ops, options.path, options.threads, DType::kF32));
   const bool fast = options.ops == OpSet::kFast;
   const size_t vocab = static_cast<size_t>(model->graph.vocab);

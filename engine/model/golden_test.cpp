@@ -59,6 +59,8 @@ TEST_P(Golden, KeepsItsBound) {
   EXPECT_EQ(f.first_off, "");
   for (const std::string& failure : f.failures) ADD_FAILURE() << failure;
   EXPECT_EQ(f.limits_used, c.ops == OpSet::kFast);
+  if (f.limits_used) EXPECT_TRUE(f.mean_kl_limit > 0 && f.top1_limit > 0);
+  EXPECT_TRUE(f.bound_used || f.limits_used);
 }
 
 INSTANTIATE_TEST_SUITE_P(Vectors, Golden, testing::ValuesIn(cases()), [](const testing::TestParamInfo<Case>& info) {
@@ -88,6 +90,29 @@ TEST(Golden, WhatALaterVersionReadsIsSkippedByName) {
   EXPECT_NE(skipped("gguf/deepseek_v4.gguf").find("MXFP4"), std::string::npos);
   EXPECT_NE(skipped("models/deepseek_v4/tiny_a_native").find("fp8 with fp4 experts, which a later version"), std::string::npos);
   EXPECT_NE(skipped("models/bamba").find("'bamba' is not supported; this version runs deepseek_v4"), std::string::npos);
+}
+
+TEST(Golden, LimitsOfFastComeFromTheFileNamedElseNearbyElseFromTheCaller) {
+  namespace fs = std::filesystem;
+  const fs::path root = fs::path(testing::TempDir()) / "golden_limits" / "a" / "b" / "c";  // four folders below any limits.json
+  fs::create_directories(root);
+  fs::copy(kGolden + "models/llama", root / "llama", fs::copy_options::recursive | fs::copy_options::overwrite_existing);
+  GoldenOptions options;
+  options.ops = OpSet::kFast;
+  options.max_length = 33;
+  const auto check = [&] { return check_golden(Env::real(), root / "llama", options); };
+  EXPECT_EQ(check().error().code, Code::kNotFound);
+  options.limits_json = R"({"fast": {"default": {"mean_kl": 0.5, "top1": 0.25}}})";
+  auto report = check();
+  ASSERT_TRUE(report) << report.error().text();
+  EXPECT_TRUE(report->passed());
+  EXPECT_EQ(report->files[0].mean_kl_limit, 0.5);
+  std::ofstream(root / "limits.json") << R"({"fast": {"default": {"mean_kl": 0.25, "top1": 0.25}}})";
+  EXPECT_EQ(check()->files[0].mean_kl_limit, 0.25);
+  options.limits_file = root / "own.json";
+  std::ofstream(options.limits_file) << R"({"fast": {"llama": {"mean_kl": 1e-30, "top1": 0.25}}})";
+  EXPECT_FALSE(check()->passed());
+  fs::remove_all(root);
 }
 
 TEST(Golden, AFolderWithoutVectorsIsAnError) {

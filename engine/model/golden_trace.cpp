@@ -232,6 +232,7 @@ class Localiser {
 
   void report() {
     for (const Check& c : checks_) {
+      out_.bound_used = true;
       if (c.ratio > out_.worst) {
         out_.worst = c.ratio;
         out_.worst_at = c.name;

@@ -39,17 +39,23 @@ class Cli(unittest.TestCase):
         second = self.json("key", "rotate", key["id"])
         self.assertNotEqual(second["key"], key["key"])
         self.json("key", "revoke", second["id"])
-        self.json("model", "import", DEMO, "--name", "l")
-        self.assertEqual([m["name"] for m in self.json("model", "list")], ["l"])
-        self.json("model", "verify", "l")
+        imported = self.json("model", "import", DEMO, "--name", "l")
+        self.assertTrue(imported["servable"])
+        listed = self.json("model", "list")
+        self.assertEqual([(m["name"], m["embedded"]) for m in listed], [("l", False), ("demo", True)])
+        self.assertEqual(imported["created_ms"], listed[0]["created_ms"])
+        self.assertGreater(imported["created_ms"], 1_600_000_000_000)
+        self.assertTrue(self.json("model", "verify", "l")["ok"])
+        every = self.json("model", "verify")
+        self.assertEqual((every["ok"], [m["name"] for m in every["models"]]), (True, ["l", "demo"]))
         self.json("run", "hi", "--model", "l", "--max-tokens", "2", "--raw")
         self.json("model", "remove", "l")
         self.json("tenant", "remove", "a")
         self.json("golden", GOLDEN, data=False)
-        self.json("config", "check", "tests/config/seed_001.yaml")
-        self.json("config", "schema")
-        self.json("routes")
-        self.json("version")
+        self.json("config", "check", "tests/config/seed_001.yaml", data=False)
+        self.json("config", "schema", data=False)
+        self.json("routes", data=False)
+        self.json("version", data=False)
 
     def test_each_prints_one_document(self):
         self.everything()
@@ -66,14 +72,16 @@ class Cli(unittest.TestCase):
             server.stop()
 
     def test_failures_are_one_document_too_and_name_the_object(self):
+        self.json("tenant", "create", "a")
         for args, status, word in ((("key", "revoke", "nope"), 1, "nope"), (("key", "create", "--tenant", "nobody"), 1, "nobody"), (("model", "verify", "none"), 1, "none"),
                                    (("model", "import", "/no/such/file"), 1, "/no/such/file"), (("model", "import", "README.md"), 1, "README.md"), (("tenant", "remove", "nope"), 1, "nope"),
-                                   (("tenant", "create", "../x"), 2, "../x"), (("config", "check", "/no/such.yaml"), 1, "/no/such.yaml"), (("run", "x", "--model", "none"), 1, "none")):
+                                   (("tenant", "create", "../x"), 2, "../x"), (("run", "x", "--model", "none"), 1, "none")):
             out = carrel(*args, "--json", data=self.data)
             error = json.loads(out.stdout)["error"]
             self.assertIn(word, error["message"], args)
             self.assertIn(error["message"], out.stderr)
             self.assertEqual(out.returncode, status, (args, out.stderr))
+        self.assertIn("/no/such.yaml", self.json("config", "check", "/no/such.yaml", status=1, data=False)["error"]["message"])
 
     def test_wrong_usage_is_status_2(self):
         for args in ((), ("frobnicate",), ("key",), ("key", "create", "--no-such-option"), ("serve", "--listen", "nowhere"), ("bench", "everything"), ("model", "import")):
@@ -81,9 +89,107 @@ class Cli(unittest.TestCase):
             self.assertEqual((out.returncode, out.stdout), (2, ""), args)
             self.assertNotEqual(out.stderr, "", args)
 
+    def test_wrong_usage_is_json_too(self):
+        for args, word in ((("key", "rotate"), "id is required"), (("run",), "prompt is required"), (("key", "create", "--no-such-option"), "--no-such-option"), (("serv",), "serve"),
+                           (("model", "imprt"), "model import"), (("config", "check", "/no/such.yaml", "--data", "x"), "--data")):
+            error = self.json(*args, status=2, data=False)["error"]
+            self.assertEqual(error["code"], "invalid_argument")
+            self.assertIn(word, error["message"])
+
+    def test_unknown_commands_name_the_nearest(self):
+        for args, words in ((("sevre",), ("command sevre", "did you mean serve?")), (("key", "crate"), ("command key crate", "did you mean key create?")), (("xqzzyplugh",), ("xqzzyplugh",))):
+            out = carrel(*args)
+            for word in words:
+                self.assertIn(word, out.stderr)
+        self.assertNotIn("did you mean", carrel("xqzzyplugh").stderr)
+
     def test_help_and_version(self):
         self.assertIn("serve", carrel("--help").stdout)
-        self.assertRegex(carrel("--version").stdout, r"^carrel \d+\.\d+\.\d+")
+        self.assertIn("SUBCOMMANDS", carrel().stderr.upper())
+        self.assertEqual(carrel("help").stdout, carrel("--help").stdout)
+        self.assertIn("--expires-days", carrel("help", "key", "create").stdout)
+        self.assertEqual(carrel("help", "kez").returncode, 2)
+        self.assertNotIn("--data", carrel("help", "golden").stdout)
+        self.assertRegex(carrel("--version").stdout, r"^carrel \d+\.\d+\.\d+\n$")
+        inside = self.json("version", data=False)
+        self.assertEqual(self.json("--version", data=False), inside)
+        self.assertIn("llama", inside["families"])
+        self.assertEqual(inside["op_sets"], ["fast", "exact", "reference"])
+        self.assertEqual({p["name"]: p["runs_here"] for p in inside["instruction_paths"]}[inside["instruction_path"]], True)
+        for version in inside["libraries"].values():
+            self.assertRegex(version, r"^\d+\.\d+")
+        for numerics in inside["numerics"].values():
+            self.assertRegex(numerics, r"^[0-9a-f]{64}$")
+        self.assertIn(inside["numerics"]["fast"], carrel("version").stdout)
+
+    def test_the_embedded_model_is_called_demo(self):
+        self.assertTrue(self.json("model", "verify", "demo")["ok"])
+        self.assertEqual(self.json("run", "hi", "--model", "demo", "--max-tokens", "2"), self.json("run", "hi", "--max-tokens", "2"))
+        self.assertEqual(os.listdir(self.data), [])  # nothing of this needs a catalog
+        server = Server("--model", "demo", data=self.data)
+        try:
+            self.assertEqual([m["id"] for m in json.loads(server.request("GET", "/v1/models")[2])["data"]], ["demo"])
+        finally:
+            server.stop()
+        self.assertRegex(carrel("model", "list", data=self.data).stdout, r"(?m)^demo .* embedded$")
+        self.assertIn("embedded demo", carrel("run", "hi", "--model", "none", data=self.data).stderr)
+
+    def test_a_command_that_only_looks_makes_no_folder(self):
+        absent = os.path.join(self.data, "absent")
+        for args in (("tenant", "list"), ("tenant", "remove", "a"), ("key", "list"), ("key", "revoke", "a"), ("key", "rotate", "a"), ("model", "list"), ("model", "verify"), ("model", "verify", "l"),
+                     ("model", "remove", "l")):
+            out = carrel(*args, data=absent)
+            self.assertEqual(out.returncode, 1, args)
+            self.assertIn(absent + ": there is no such data folder", out.stderr)
+            self.assertIn("holds no catalog", carrel(*args, data=self.data).stderr)
+        self.assertEqual(os.listdir(self.data), [])
+
+    def test_key_list_shows_what_limits_a_key(self):
+        self.json("key", "create", "--name", "plain")
+        self.json("key", "create", "--name", "bound", "--expires-days", "3", "--net", "10.0.0.0/8", "--net", "fd00::/8", "--model", "demo")
+        gone = self.json("key", "create", "--name", "gone")
+        self.json("key", "revoke", gone["id"])
+        plain, bound, gone = carrel("key", "list", data=self.data).stdout.splitlines()
+        self.assertRegex(plain, r"plain$")
+        self.assertRegex(bound, r"bound  expires \d{4}-\d\d-\d\d \d\d:\d\d UTC  only from 10.0.0.0/8,fd00::/8  only for demo$")
+        self.assertRegex(gone, r"gone  revoked \d{4}-")
+
+    def test_a_model_without_tokenizer_says_so_at_import(self):
+        out = carrel("model", "import", GOLDEN, "--name", "dumb", "--json", data=self.data)
+        self.assertFalse(json.loads(out.stdout)["servable"])
+        self.assertIn("has no tokenizer", out.stderr)
+        self.assertNotIn("carrel serve", carrel("model", "import", GOLDEN, "--name", "dumb2", data=self.data).stdout)
+
+    def test_golden_needs_no_file_beside_the_vectors(self):
+        elsewhere = os.path.join(self.data, "a", "b", "c", "llama")
+        shutil.copytree(GOLDEN, elsewhere)
+        found = self.json("golden", elsewhere, "--ops", "fast", data=False)
+        self.assertEqual((found["checked"], found["skipped"], found["files"][0]["mean_kl_limit"]), (1, 0, 0.0001))
+        limits = os.path.join(self.data, "limits.json")
+        with open(limits, "w") as f:
+            json.dump({"fast": {"default": {"mean_kl": 1e-30, "top1": 0.5}}}, f)
+        self.assertFalse(self.json("golden", elsewhere, "--ops", "fast", "--limits", limits, status=1, data=False)["passed"])
+
+    def test_golden_says_what_it_compared(self):
+        quantised = carrel("golden", "tests/golden/gguf/llama-q4_0.gguf", "--ops", "fast")
+        self.assertNotIn("worst", quantised.stdout)  # no bound is meant for rounded activations
+        self.assertRegex(quantised.stdout, r"KL \S+ of 2.00e-03  top-1 \S+ of at least 0.900\nfast: 1 checked, 1 ok, 0 failed, 0 skipped\n$")
+        nothing = carrel("golden", "tests/golden/models/bamba")
+        self.assertEqual(nothing.returncode, 1)
+        self.assertIn("exact: 0 checked, 0 ok, 0 failed, 1 skipped", nothing.stdout)
+        self.assertFalse(self.json("golden", "tests/golden/models/bamba", status=1, data=False)["passed"])
+
+    def test_what_is_given_less_than_asked_is_said_with_both_numbers(self):
+        config = os.path.join(self.data, "c.yaml")
+        with open(config, "w") as f:
+            f.write("model: {max_sequence_length: 9000}\nscheduler: {max_num_seqs: 100}\n")
+        said = carrel("run", "hi", "--max-tokens", "1", "--config", config, data=self.data).stderr
+        self.assertRegex(said, r"max_sequence_length is 9000, but this model holds 8192 tokens")
+        self.assertRegex(said, r"max_num_seqs is 100, but server.max_concurrent_requests is 64")
+        with open(config, "w") as f:
+            f.write("cache: {block_size: 64}\n")
+        refused = carrel("run", "hi", "--config", config, data=self.data).stderr
+        self.assertIn("carrel: cache.block_size: is 64, this model's states need 128; use auto", refused)
 
     def test_serve_says_that_it_is_ready_as_json(self):
         p = subprocess.Popen([BIN, "serve", "--data", self.data, "--listen", "127.0.0.1:0", "--json"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
@@ -94,6 +200,28 @@ class Cli(unittest.TestCase):
         p.stdout.close()
         self.assertRegex(ready["ready"], r"^https://127\.0\.0\.1:\d+$")
         self.assertTrue(os.path.exists(ready["ca"]) and ready["key"].startswith("crl_"))
+
+    def test_a_first_start_that_fails_keeps_the_key_for_the_next(self):
+        refused = carrel("serve", "--listen", "192.0.2.1:0", data=self.data)
+        self.assertEqual(refused.returncode, 1, refused.stderr)
+        self.assertEqual(self.json("key", "list"), [])
+        server = Server(data=self.data)
+        try:
+            self.assertEqual(server.request("GET", "/v1/models")[0], 200)  # with the key that it printed
+        finally:
+            server.stop()
+
+    def test_one_server_per_data_folder(self):
+        server = Server(data=self.data)
+        try:
+            second = carrel("serve", "--listen", "127.0.0.1:0", data=self.data)
+            self.assertEqual(second.returncode, 1)
+            self.assertIn("another `carrel serve` runs on this data folder", second.stderr)
+            server.process.kill()
+            server.process.wait()
+            Server(data=self.data).stop()  # the lock died with its holder
+        finally:
+            server.log.close()
 
     def test_progress_is_for_terminals(self):
         out = carrel("model", "import", GOLDEN, "--name", "quiet", data=self.data)
