@@ -3,6 +3,7 @@
 #define CPPHTTPLIB_OPENSSL_SUPPORT
 #define CPPHTTPLIB_USE_POLL
 #define CPPHTTPLIB_KEEPALIVE_MAX_COUNT 10000
+#define CPPHTTPLIB_LISTEN_BACKLOG 512
 #include <httplib.h>
 #include <poll.h>
 #include <sys/socket.h>
@@ -13,6 +14,7 @@
 #include <optional>
 #include <thread>
 
+#include "app/api/connections.h"
 #include "base/log.h"
 
 namespace carrel {
@@ -23,8 +25,13 @@ thread_local int connection_fd = -1;
 thread_local SSL* connection_ssl = nullptr;
 
 class ClearServer final : public httplib::Server {
+ public:
+  ClearServer(Connections& connections, Connections::Seconds head) : connections_(connections), head_(head) {}
+
+ private:
   bool process_and_close_socket(socket_t sock) override {
     connection_fd = sock;
+    connections_.add(sock, head_);
     std::string remote, local;
     int remote_port = 0, local_port = 0;
     httplib::detail::get_remote_ip_and_port(sock, remote, remote_port);
@@ -32,17 +39,45 @@ class ClearServer final : public httplib::Server {
     const bool ok = httplib::detail::process_server_socket(
         svr_sock_, sock, keep_alive_max_count_, keep_alive_timeout_sec_, read_timeout_sec_, read_timeout_usec_, write_timeout_sec_, write_timeout_usec_,
         [&](httplib::Stream& stream, bool close, bool& closed) { return process_request(stream, remote, remote_port, local, local_port, close, closed, nullptr); });
+    connections_.remove();
     httplib::detail::shutdown_socket(sock);
     httplib::detail::close_socket(sock);
     return ok;
   }
+
+  Connections& connections_;
+  const Connections::Seconds head_;
 };
 
-void remember_tls(const SSL* ssl, int where, int) {
-  if ((where & SSL_CB_HANDSHAKE_DONE) == 0) return;
-  connection_ssl = const_cast<SSL*>(ssl);
-  connection_fd = SSL_get_fd(ssl);
-}
+/// What the TLS library tells of the connections of one server: it shows a socket before the handshake, and frees the SSL before the socket is closed.
+struct TlsWatch {
+  Connections& connections;
+  Connections::Seconds head;
+
+  static void freed(void*, void* watch, CRYPTO_EX_DATA*, int, long, void*) {
+    if (watch != nullptr) static_cast<TlsWatch*>(watch)->connections.remove();
+  }
+  static int slot() {
+    static const int index = SSL_get_ex_new_index(0, nullptr, nullptr, nullptr, freed);
+    return index;
+  }
+  static void told(const SSL* ssl, int where, int) {
+    SSL* own = const_cast<SSL*>(ssl);
+    if ((where & SSL_CB_HANDSHAKE_START) != 0 && SSL_get_ex_data(ssl, slot()) == nullptr) {
+      auto* watch = static_cast<TlsWatch*>(SSL_CTX_get_app_data(SSL_get_SSL_CTX(ssl)));
+      SSL_set_ex_data(own, slot(), watch);
+      watch->connections.add(SSL_get_fd(ssl), watch->head);
+    }
+    if ((where & SSL_CB_HANDSHAKE_DONE) == 0) return;
+    connection_ssl = own;
+    connection_fd = SSL_get_fd(ssl);
+  }
+  void attach(SSL_CTX* ctx) {
+    (void)slot();
+    SSL_CTX_set_app_data(ctx, this);
+    SSL_CTX_set_info_callback(ctx, told);
+  }
+};
 
 /// Says "no more from here" and drops what still comes. Closing over unread bytes makes the system reset the connection, and the client would lose
 /// the answer it was just sent.
@@ -64,32 +99,61 @@ void linger(size_t max_bytes, int seconds) {
 /// A thread per connection up to a bound: a stream or an idle keep-alive socket holds its own thread and starves nobody.
 class ConnectionThreads final : public httplib::TaskQueue {
  public:
-  explicit ConnectionThreads(int limit) : limit_(limit) {}
+  ConnectionThreads(int limit, Connections& connections) : limit_(limit), connections_(connections) {}
   bool enqueue(std::function<void()> fn) override {
     {
       std::lock_guard lock(mu_);
       if (n_ >= limit_ || closed_) return false;  // the library closes the socket
       n_++;
     }
-    std::thread([this, fn = std::move(fn)] {
-      fn();
-      std::lock_guard lock(mu_);
-      if (--n_ == 0) empty_.notify_all();
-    }).detach();
+    try {
+      std::thread([this, fn = std::move(fn)] {
+        fn();
+        leave();
+      }).detach();
+    } catch (const std::system_error& e) {  // threads or memory of the process are limited
+      leave();
+      spdlog::warn("a connection is turned away: no thread for it ({})", e.what());
+      return false;
+    }
     return true;
   }
+  /// Requests in work have ended; what they still write gets a moment, a peer that only drips nothing more.
   void shutdown() override {
     std::unique_lock lock(mu_);
     closed_ = true;
-    empty_.wait(lock, [this] { return n_ == 0; });
+    const auto none = [this] { return n_ == 0; };
+    if (empty_.wait_for(lock, std::chrono::seconds(2), none)) return;
+    connections_.close_all();
+    empty_.wait(lock, none);
   }
 
  private:
+  void leave() {
+    std::lock_guard lock(mu_);
+    if (--n_ == 0) empty_.notify_all();
+  }
+
   std::mutex mu_;  // guards n_, closed_
   std::condition_variable empty_;
   const int limit_;
+  Connections& connections_;
   int n_ = 0;
   bool closed_ = false;
+};
+
+/// Counts the bytes of a body while it is in work.
+class BytesInWork {
+ public:
+  BytesInWork(std::atomic<size_t>& sum, size_t n) : sum_(sum), n_(n), total_(sum.fetch_add(n) + n) {}
+  ~BytesInWork() { sum_.fetch_sub(n_); }
+  BytesInWork(const BytesInWork&) = delete;
+  BytesInWork& operator=(const BytesInWork&) = delete;
+  size_t total() const { return total_; }
+
+ private:
+  std::atomic<size_t>& sum_;
+  const size_t n_, total_;
 };
 
 /// Did the peer close? A TLS close alert waiting to be read looks like data to the library's own check, so the socket is asked for the FIN itself.
@@ -187,7 +251,10 @@ std::string clean_header(std::string_view value) {
 struct HttpServer::Impl {
   HttpServerOptions options;
   HttpHandler handler;
-  std::unique_ptr<httplib::Server> server;
+  std::atomic<size_t> bodies_bytes{0};  // of the bodies in work
+  Connections connections;
+  std::optional<TlsWatch> tls_watch;
+  std::unique_ptr<httplib::Server> server;  // its threads use what stands above
   std::thread accepting;
   int port = 0;
 
@@ -195,7 +262,8 @@ struct HttpServer::Impl {
 
   void set_limits() {
     httplib::Server& s = *server;
-    s.new_task_queue = [limit = options.max_connections] { return new ConnectionThreads(limit); };
+    s.new_task_queue = [this] { return new ConnectionThreads(options.max_connections, connections); };
+    s.set_logger([this](const auto&, const auto&) { connections.limit(Connections::Seconds(options.idle_timeout_seconds + options.head_timeout_seconds)); });  // answered
     s.set_keep_alive_max_count(10000);
     s.set_keep_alive_timeout(options.idle_timeout_seconds);
     // The library's own choice lets a second server share the port in silence.
@@ -241,6 +309,7 @@ struct HttpServer::Impl {
     s.set_pre_routing_handler([this](const httplib::Request& req, httplib::Response& res) {
       // Ranges are for files. The library would cut any answer into them, after it was logged; the request is its own and not constant.
       const_cast<httplib::Request&>(req).ranges.clear();
+      connections.limit(Connections::Seconds(options.body_timeout_seconds + options.io_timeout_seconds));  // the body's own deadline comes first and is answered
       if (const auto wrong = check_length(req)) return refuse(*wrong, req, res), httplib::Server::HandlerResponse::Handled;
       HttpResponse answer;
       if (handler.begin(translate(req), answer)) {
@@ -254,6 +323,10 @@ struct HttpServer::Impl {
     const auto plain = [this](const httplib::Request& req, httplib::Response& res) { answer(req, res, {}); };
     const auto with_body = [this](const httplib::Request& req, httplib::Response& res, const httplib::ContentReader& reader) {
       if (!has_body(req)) return answer(req, res, {});
+      const size_t announced = req.has_header("Content-Length") ? std::strtoull(req.get_header_value("Content-Length").c_str(), nullptr, 10) : options.max_body_bytes;
+      const BytesInWork hold(bodies_bytes, announced);
+      if (hold.total() > options.max_bodies_bytes)
+        return refuse({503, "overloaded", "request bodies of more than " + std::to_string(options.max_bodies_bytes) + " bytes are in work; try again in a moment"}, req, res);
       std::string body;
       const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(options.body_timeout_seconds);
       bool too_large = false;
@@ -276,6 +349,7 @@ struct HttpServer::Impl {
   }
 
   void answer(const httplib::Request& req, httplib::Response& res, std::string body) {
+    connections.no_limit();
     HttpRequest r = translate(req);
     r.body = std::move(body);
     HttpResponse out;
@@ -297,10 +371,11 @@ Status HttpServer::start() {
     auto tls = std::make_unique<httplib::SSLServer>(i.options.cert_pem_file.c_str(), i.options.key_pem_file.c_str());
     if (!tls->is_valid()) return fail(Code::kInvalidArgument, "certificate and key cannot be used (unreadable, not PEM, or not a pair)", i.options.cert_pem_file);
     SSL_CTX_set_min_proto_version(tls->ssl_context(), TLS1_2_VERSION);
-    SSL_CTX_set_info_callback(tls->ssl_context(), remember_tls);
+    i.tls_watch.emplace(TlsWatch{i.connections, Connections::Seconds(i.options.head_timeout_seconds)});
+    i.tls_watch->attach(tls->ssl_context());
     i.server = std::move(tls);
   } else {
-    i.server = std::make_unique<ClearServer>();
+    i.server = std::make_unique<ClearServer>(i.connections, Connections::Seconds(i.options.head_timeout_seconds));
   }
   i.set_limits();
   i.set_routes();

@@ -16,9 +16,11 @@ struct HttpServerOptions {
   int port = 0;                             // 0: the system chooses
   std::string cert_pem_file, key_pem_file;  // both empty: clear text (loopback only; the caller checks)
   size_t max_body_bytes = 8u << 20;
+  size_t max_bodies_bytes = 64u << 20;      // of all bodies in work; parsing one takes many times its size
   size_t max_discard_bytes = 64u << 20;     // of a refused body, read and dropped after the answer so that the client sees it
   int max_connections = 1024;
-  int io_timeout_seconds = 10;      // between bytes, handshake included
+  int io_timeout_seconds = 10;      // between bytes
+  int head_timeout_seconds = 15;    // for a handshake and the first request head, from the first byte to the last; later heads: beside the idle time
   int body_timeout_seconds = 30;    // for a whole request body
   int idle_timeout_seconds = 30;    // between requests of a connection
 };

@@ -342,6 +342,74 @@ TEST_F(Listener, HalfOpenTlsIsDroppedAfterItsTime) {
   EXPECT_EQ(n_handled_, 0);
 }
 
+/// One byte every 100 ms until the other side no longer takes them; the time that took, or ten seconds.
+double drip_seconds(RawClient& c, std::string_view text) {
+  const auto begin = Clock::now();
+  const auto passed = [&] { return std::chrono::duration<double>(Clock::now() - begin).count(); };
+  for (size_t i = 0; passed() < 10; i++) {
+    if (!c.send(text.substr(i % text.size(), 1))) break;
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  }
+  return passed();
+}
+
+TEST_F(Listener, DrippingAHeadDoesNotKeepAConnection) {
+  options_.head_timeout_seconds = 1;
+  start(options_);
+  RawClient drip(server_->port());
+  drip.send("GET /a HTTP/1.1\r\nX: ");
+  EXPECT_LT(drip_seconds(drip, "a"), 5);  // each byte comes in time, the whole does not
+  EXPECT_EQ(n_handled_, 0);
+}
+
+TEST_F(Listener, DrippingAHandshakeDoesNotKeepAConnection) {
+  const TlsFiles tls = ensure_internal_ca(Env::real(), testing::TempDir() + "carrel_listener_drip", {"127.0.0.1"}).value();
+  options_.cert_pem_file = tls.cert_pem;
+  options_.key_pem_file = tls.key_pem;
+  options_.head_timeout_seconds = 1;
+  start(options_);
+  RawClient drip(server_->port());
+  drip.send(std::string("\x16\x03\x01\x20\x00\x01\x00\x1f\xfc", 9));
+  EXPECT_LT(drip_seconds(drip, "\x03"), 5);
+}
+
+TEST_F(Listener, DrippingABodyEndsWithAnAnswerForEveryMethod) {
+  options_.body_timeout_seconds = 1;
+  options_.io_timeout_seconds = 1;
+  start(options_);
+  for (const std::string method : {"POST", "DELETE"}) {
+    RawClient drip(server_->port());
+    drip.send(method + " /a HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n");
+    EXPECT_LT(drip_seconds(drip, "x"), 6) << method;
+  }
+  EXPECT_EQ(n_handled_, 0);
+}
+
+TEST_F(Listener, AStopDoesNotWaitForThoseWhoDrip) {
+  start(options_);
+  RawClient drip(server_->port());
+  drip.send("GET /a HTTP/1.1\r\nX: ");
+  std::thread client([&] { drip_seconds(drip, "a"); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  const auto begin = Clock::now();
+  server_->stop();
+  EXPECT_LT(std::chrono::duration<double>(Clock::now() - begin).count(), 5);
+  client.join();
+}
+
+TEST_F(Listener, BodiesInWorkAreBoundedTogether) {
+  options_.max_bodies_bytes = 1000;
+  start(options_);
+  const std::string head = "POST /a HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 600\r\n\r\n";
+  RawClient first(server_->port());
+  first.send(head + "x");
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));  // the first is in work
+  EXPECT_NE(ask(head + std::string(600, 'x')).find("overloaded"), std::string::npos);
+  first.send(std::string(599, 'x'));
+  EXPECT_EQ(status_of(first.read_to_end()), "HTTP/1.1 200 OK");
+  EXPECT_EQ(status_of(ask(head + std::string(600, 'x'))), "HTTP/1.1 200 OK");
+}
+
 TEST_F(Listener, StartNamesWhatIsWrong) {
   start(options_);
   options_.port = server_->port();
