@@ -179,5 +179,7 @@ class Catalog {
 
 /// Letters, digits, - and _, at most 64, first a letter or digit, lower case.
 Status check_tenant_name(const std::string& name);
+/// 1 to 128 letters, digits and . _ : / -, first a letter or digit, no "..".
+Status check_model_name(const std::string& name);
 
 }  // namespace carrel

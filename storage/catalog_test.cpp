@@ -317,8 +317,10 @@ TEST(Catalog, ModelsAreRegistered) {
   m.settings_json = "[1";
   EXPECT_EQ(c->add_model(m, "cli").error().code, Code::kInvalidArgument);
   m.settings_json = "{}";
-  for (const char* bad : {"", "../x", ".x", "a b", "a\nb"}) {
+  for (const char* good : {"x", "org/model:q4", "0.5B-it_v1"}) EXPECT_TRUE(check_model_name(good)) << good;
+  for (const char* bad : {"", "../x", "../../evil", "a/../b", ".x", "a b", "a\nb"}) {
     m.name = bad;
+    EXPECT_EQ(check_model_name(bad).error().code, Code::kInvalidArgument) << bad;
     EXPECT_EQ(c->add_model(m, "cli").error().code, Code::kInvalidArgument) << bad;
   }
   m.name = "x";
