@@ -165,7 +165,8 @@ class Catalog {
 
   /// Changes whenever anyone, here or in another process, commits. Microseconds.
   Result<int64_t> data_version();
-  /// Ok while changes can be written.
+  /// Ok while changes can be written: no write failed for good, catalog.db is still the open file, and the last usage counters were
+  /// written. Microseconds; a change is logged.
   Status health();
   Result<DbSettings> writer_settings();
   Result<DbSettings> reader_settings();
