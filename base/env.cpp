@@ -87,7 +87,7 @@ class RealFile final : public File {
 class RealEnv final : public Env {
  public:
   Result<std::unique_ptr<File>> open(const std::string& path, Open mode) override {
-    int flags = O_CLOEXEC;
+    int flags = O_CLOEXEC | O_NOCTTY | O_NONBLOCK;  // a pipe without a writer must not hold the caller; plain files do not mind
     if (mode == Open::kRead) flags |= O_RDONLY;
     if (mode == Open::kReadWrite) flags |= O_RDWR;
     if (mode == Open::kCreate) flags |= O_RDWR | O_CREAT;
@@ -95,11 +95,15 @@ class RealEnv final : public Env {
     const int fd = ::open(path.c_str(), flags, 0600);
     if (fd < 0) return sys_fail("cannot open", path);
     struct stat s;
-    if (::fstat(fd, &s) == 0 && S_ISDIR(s.st_mode)) {
+    if (::fstat(fd, &s) != 0) {
+      auto failure = sys_fail("cannot stat", path);
       ::close(fd);
-      return fail(Code::kInvalidArgument, "is a folder, not a file", path);
+      return failure;
     }
-    return std::make_unique<RealFile>(fd, path);
+    if (S_ISREG(s.st_mode)) return std::make_unique<RealFile>(fd, path);
+    ::close(fd);
+    return fail(Code::kInvalidArgument,
+                S_ISDIR(s.st_mode) ? "is a folder, not a file" : "is a pipe, socket or device; put a plain file in its place", path);
   }
   Status rename(const std::string& from, const std::string& to) override {
     if (::rename(from.c_str(), to.c_str()) != 0) return sys_fail("cannot rename", from);

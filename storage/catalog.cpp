@@ -15,6 +15,22 @@ Digest derive(const Digest& secret, std::string_view purpose) {
   return hmac_sha256(secret, std::as_bytes(std::span(purpose)));
 }
 
+// catalog.db is durable before the first secret is made, so that secrets alone mean a lost catalog. Opening would make a new one and sweep
+// them. The secrets are looked for first: another process may be at its first start.
+Status refuse_secrets_alone(Env* env, const std::string& data_dir) {
+  const Secrets secrets(env, data_dir);
+  bool found = env->exists(secrets.pepper_path());
+  if (!found && env->is_dir(data_dir + "/namespaces")) {
+    CARREL_ASSIGN(const auto files, secrets.namespace_files());
+    found = !files.empty();
+  }
+  if (!found || env->exists(data_dir + "/catalog.db")) return {};
+  return fail(Code::kCorrupt,
+              "is missing, though pepper.key or namespaces/ beside it belong to one: nothing was changed. Restore catalog.db and pepper.key "
+              "from the same backup; or, to begin anew without the old keys and caches, move pepper.key and namespaces/ away",
+              data_dir + "/catalog.db");
+}
+
 }  // namespace
 
 Catalog::Impl::Impl(Env* e, std::string dir, CatalogMode m, CatalogOptions o)
@@ -44,6 +60,7 @@ Catalog::~Catalog() {
 }
 
 Result<std::unique_ptr<Catalog>> Catalog::open(Env* env, const std::string& data_dir, CatalogMode mode, CatalogOptions options) {
+  CARREL_TRY(refuse_secrets_alone(env, data_dir));
   if (mode == CatalogMode::kReadOnly && !env->exists(data_dir + "/catalog.db")) {
     return fail(Code::kNotFound, "there is no catalog here yet; start `carrel serve` on this data folder once", data_dir);
   }
@@ -218,7 +235,22 @@ Result<int64_t> Catalog::data_version() {
 
 Status Catalog::health() {
   if (!impl_->writer) return fail(Code::kUnsupported, "the catalog is open for reading only", impl_->db_path);
-  return impl_->writer->health();
+  CARREL_TRY(impl_->writer->health());
+  CARREL_TRY(impl_->check_in_place());
+  MutexLock lock(impl_->trouble_mutex);
+  return impl_->usage_trouble;
+}
+
+Status Catalog::Impl::check_in_place() {
+  const Status now = [this] {
+    MutexLock lock(access_mutex);
+    return watch->check_in_place();
+  }();
+  MutexLock lock(trouble_mutex);
+  if (place_trouble && !now) spdlog::error("{}; nothing is written meanwhile", now.error().text());
+  if (!place_trouble && now) spdlog::info("{} is back in its place", db_path);
+  place_trouble = now;
+  return now;
 }
 
 Result<DbSettings> Catalog::writer_settings() {

@@ -165,7 +165,8 @@ class Catalog {
 
   /// Changes whenever anyone, here or in another process, commits. Microseconds.
   Result<int64_t> data_version();
-  /// Ok while changes can be written.
+  /// Ok while changes can be written: no write failed for good, catalog.db is still the open file, and the last usage counters were
+  /// written. Microseconds; a change is logged.
   Status health();
   Result<DbSettings> writer_settings();
   Result<DbSettings> reader_settings();
@@ -179,5 +180,7 @@ class Catalog {
 
 /// Letters, digits, - and _, at most 64, first a letter or digit, lower case.
 Status check_tenant_name(const std::string& name);
+/// 1 to 128 letters, digits and . _ : / -, first a letter or digit, no "..".
+Status check_model_name(const std::string& name);
 
 }  // namespace carrel

@@ -1,6 +1,6 @@
 // Inside of Catalog, shared by its .cpp files: connections, clock, secrets, the table of keys in memory.
 //
-// Lock order: access_mutex, then readers_mutex; usage_mutex is taken alone.
+// Lock order: access_mutex, then readers_mutex; usage_mutex and trouble_mutex are taken alone.
 #pragma once
 #include <functional>
 #include <map>
@@ -45,6 +45,10 @@ struct Catalog::Impl {
   Mutex usage_mutex;
   std::map<UsageKey, UsageCounts> usage CARREL_GUARDED_BY(usage_mutex);
 
+  Mutex trouble_mutex;  // guards what is wrong now, so that each change of it is logged once
+  Status usage_trouble CARREL_GUARDED_BY(trouble_mutex);  // of the last writing of counters that there were
+  Status place_trouble CARREL_GUARDED_BY(trouble_mutex);  // of the last look for the file
+
   std::unique_ptr<WriteQueue> writer;  // last: its thread uses the rest; none in kReadOnly
 
   Impl(Env* e, std::string dir, CatalogMode m, CatalogOptions o);
@@ -65,8 +69,11 @@ struct Catalog::Impl {
   Result<CreatedKey> insert_key(Db& db, const KeySpec& spec, const std::string& rotated_from);
 
   std::map<UsageKey, UsageCounts> take_usage();
-  void give_back_usage(const std::map<UsageKey, UsageCounts>& counts);
   std::optional<WriteQueue::Job> usage_job();
+  /// After a writing of counters: gives back what was not written, and remembers and logs the trouble.
+  void settle_usage(const std::map<UsageKey, UsageCounts>& counts, const Status& written);
+  /// Is catalog.db still the file that is open? Logs when that changes.
+  Status check_in_place();
 };
 
 // Rows shared by two files.

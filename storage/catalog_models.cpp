@@ -10,17 +10,6 @@ namespace {
 constexpr std::string_view kModelColumns =
     "SELECT name, source, store_digest, family, bytes, n_tensors, created_ms, status, settings FROM models ";
 
-Status check_model_name(const std::string& name) {
-  const bool good =
-      !name.empty() && name.size() <= 128 && std::isalnum(static_cast<unsigned char>(name[0])) != 0 &&
-      name.find("..") == std::string::npos && std::all_of(name.begin(), name.end(), [](unsigned char c) {
-        return c < 0x80 && (std::isalnum(c) != 0 || std::string_view("._:/-").find(static_cast<char>(c)) != std::string_view::npos);
-      });
-  if (good) return {};
-  return fail(Code::kInvalidArgument, "a model's name has 1 to 128 letters, digits and . _ : / - and starts with a letter or digit",
-              "model");
-}
-
 Result<std::vector<ModelRecord>> models_of(Statement& rows) {
   std::vector<ModelRecord> out;
   for (;;) {
@@ -47,6 +36,17 @@ std::unexpected<Error> no_such_model(const std::string& name) {
 }
 
 }  // namespace
+
+Status check_model_name(const std::string& name) {
+  const bool good =
+      !name.empty() && name.size() <= 128 && std::isalnum(static_cast<unsigned char>(name[0])) != 0 &&
+      name.find("..") == std::string::npos && std::all_of(name.begin(), name.end(), [](unsigned char c) {
+        return c < 0x80 && (std::isalnum(c) != 0 || std::string_view("._:/-").find(static_cast<char>(c)) != std::string_view::npos);
+      });
+  if (good) return {};
+  return fail(Code::kInvalidArgument, "a model's name has 1 to 128 letters, digits and . _ : / - and starts with a letter or digit",
+              "model");
+}
 
 const char* to_string(ModelStatus status) {
   return status == ModelStatus::kReady ? "ready" : "damaged";

@@ -1,6 +1,8 @@
 #include "storage/catalog.h"
 
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -285,6 +287,95 @@ TEST(Catalog, UsageSumsAndSurvives) {
   EXPECT_EQ(c->usage("default", "2027-02-30").error().code, Code::kInvalidArgument);
 }
 
+TEST(Catalog, UsageThatCannotBeWrittenIsSaidUntilItIs) {
+  FaultEnv env;
+  auto c = open_at(&env, "/data", CatalogMode::kReadWrite, {.busy_timeout_ms = 20, .usage_flush_ms = kHourMs});
+  const std::string key = c->create_key({}, "cli")->info.id;
+  auto other = Db::open(&env, "/data/catalog.db", DbRole::kWriter, 1000).value();
+  ASSERT_TRUE(other.script("BEGIN IMMEDIATE"));
+  EXPECT_FALSE(c->flush_usage());
+  EXPECT_TRUE(c->health()) << "no counter waited";
+  c->add_usage(key, "demo", {1, 2, 0, 3});
+  for (int i = 0; i < 3; i++) {
+    EXPECT_EQ(c->flush_usage().error().code, Code::kUnavailable);
+    EXPECT_EQ(c->health().error().code, Code::kUnavailable);
+  }
+  ASSERT_TRUE(other.script("ROLLBACK"));
+  EXPECT_FALSE(c->health());
+  ASSERT_TRUE(c->flush_usage());
+  EXPECT_TRUE(c->health());
+  ASSERT_EQ(c->usage("")->size(), 1u);
+  EXPECT_EQ(c->usage("")->at(0).counts.requests, 1);
+}
+
+// A limit on the size of files stands for the full disk: the file has room for its first page, WAL's shared memory has none.
+TEST(Catalog, SharedMemoryThatCannotGrowIsAFullDisk) {
+  RealFolder folder("shm");
+  ASSERT_TRUE(Env::real()->make_dirs(folder.path()));
+  const std::string path = Env::real()->canonical(folder.path()).value() + "/x.db";
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
+  const auto handler = ::signal(SIGXFSZ, SIG_IGN);
+  rlimit small = before;
+  small.rlim_cur = 16384;
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
+  const Status r = [&]() -> Status {
+    CARREL_ASSIGN(Db db, Db::open(Env::real(), path, DbRole::kWriter, 1000));
+    return db.script("CREATE TABLE t(x)");
+  }();
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
+  ::signal(SIGXFSZ, handler);
+  ASSERT_FALSE(r);
+  EXPECT_EQ(r.error().code, Code::kExhausted) << r.error().text();
+  EXPECT_NE(r.error().message.find("free space"), std::string::npos);
+  EXPECT_TRUE(Db::open(Env::real(), path, DbRole::kWriter, 1000)->script("CREATE TABLE t(x)"));
+}
+
+TEST(Catalog, ARemovedOrReplacedFileIsNoticed) {
+  RealFolder folder("moved");
+  Env* env = Env::real();
+  auto c = open_at(env, folder.path(), CatalogMode::kReadWrite, {.usage_flush_ms = kHourMs});
+  const std::string file = folder.path() + "/catalog.db", aside = folder.path() + "/aside.db";
+  const std::string content = read_file(env, file).value();
+  ASSERT_TRUE(c->health());
+  ASSERT_TRUE(env->rename(file, aside));
+  for (const bool replaced : {false, true}) {
+    if (replaced) {
+      ASSERT_TRUE(write_file_atomic(env, file, content));
+    }
+    EXPECT_EQ(c->health().error().code, Code::kUnavailable);
+    EXPECT_EQ(c->health().error().where, env->canonical(folder.path()).value() + "/catalog.db");
+    EXPECT_EQ(c->create_tenant("lost", "cli").error().code, Code::kUnavailable) << "acknowledged, and gone at the next start";
+  }
+  ASSERT_TRUE(env->rename(aside, file));
+  EXPECT_TRUE(c->health());
+  EXPECT_TRUE(c->create_tenant("kept", "cli"));
+  FaultEnv memory;
+  auto m = open_at(&memory, "/data");
+  ASSERT_TRUE(memory.remove("/data/catalog.db"));
+  EXPECT_FALSE(m->health());
+}
+
+TEST(Catalog, SecretsWithoutACatalogAreKept) {
+  FaultEnv env;
+  const std::string space = open_at(&env, "/data")->tenant_namespace("default")->id;
+  for (const char* left : {"/data/pepper.key", "/data/namespaces"}) {
+    for (const std::string name : {"catalog.db", "catalog.db-wal", "catalog.db-shm"}) (void)env.remove("/data/" + name);
+    for (const auto mode : {CatalogMode::kReadWrite, CatalogMode::kReadOnly}) {
+      const auto r = Catalog::open(&env, "/data", mode);
+      ASSERT_FALSE(r) << left;
+      EXPECT_EQ(r.error().code, Code::kCorrupt);
+      EXPECT_EQ(r.error().where, "/data/catalog.db");
+      EXPECT_NE(r.error().message.find("backup"), std::string::npos);
+    }
+    EXPECT_FALSE(env.exists("/data/catalog.db"));
+    EXPECT_TRUE(env.exists("/data/namespaces/" + space + ".key")) << "the secret was swept";
+    (void)env.remove("/data/pepper.key");
+  }
+  ASSERT_TRUE(env.remove("/data/namespaces/" + space + ".key"));
+  EXPECT_TRUE(Catalog::open(&env, "/data", CatalogMode::kReadWrite)) << "an empty folder is a first start";
+}
+
 TEST(Catalog, UsageIsDurableWithinASecond) {
   RealFolder folder("usage");
   auto c = open_at(Env::real(), folder.path());
@@ -317,8 +408,10 @@ TEST(Catalog, ModelsAreRegistered) {
   m.settings_json = "[1";
   EXPECT_EQ(c->add_model(m, "cli").error().code, Code::kInvalidArgument);
   m.settings_json = "{}";
-  for (const char* bad : {"", "../x", ".x", "a b", "a\nb"}) {
+  for (const char* good : {"x", "org/model:q4", "0.5B-it_v1"}) EXPECT_TRUE(check_model_name(good)) << good;
+  for (const char* bad : {"", "../x", "../../evil", "a/../b", ".x", "a b", "a\nb"}) {
     m.name = bad;
+    EXPECT_EQ(check_model_name(bad).error().code, Code::kInvalidArgument) << bad;
     EXPECT_EQ(c->add_model(m, "cli").error().code, Code::kInvalidArgument) << bad;
   }
   m.name = "x";

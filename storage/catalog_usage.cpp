@@ -63,24 +63,31 @@ std::map<Catalog::Impl::UsageKey, UsageCounts> Catalog::Impl::take_usage() {
   return std::exchange(usage, {});
 }
 
-void Catalog::Impl::give_back_usage(const std::map<UsageKey, UsageCounts>& counts) {
-  MutexLock lock(usage_mutex);
-  for (const auto& [key, c] : counts) add(usage[key], c);
+void Catalog::Impl::settle_usage(const std::map<UsageKey, UsageCounts>& counts, const Status& written) {
+  if (counts.empty()) return;  // nothing was at stake, and nobody would try again
+  if (!written) {
+    MutexLock lock(usage_mutex);
+    for (const auto& [key, c] : counts) add(usage[key], c);
+  }
+  MutexLock lock(trouble_mutex);
+  if (usage_trouble && !written)
+    spdlog::error("usage cannot be written and is kept in memory: {}; it is tried again until it succeeds, /readyz says so meanwhile",
+                  written.error().text());
+  if (!usage_trouble && written) spdlog::info("usage is written again; no count was lost");
+  usage_trouble = written;
 }
 
 std::optional<WriteQueue::Job> Catalog::Impl::usage_job() {
   auto batch = std::make_shared<std::map<UsageKey, UsageCounts>>(take_usage());
   if (batch->empty()) return std::nullopt;
   return WriteQueue::Job{[batch](Db& db) { return write_usage(db, *batch); },
-                         [this, batch](const Status& s) {
-                           if (!s) give_back_usage(*batch);
-                         }};
+                         [this, batch](const Status& s) { settle_usage(*batch, s); }};
 }
 
 Status Catalog::flush_usage() {
   const auto batch = impl_->take_usage();
   const Status s = impl_->change([&](Db& db) { return write_usage(db, batch); });
-  if (!s) impl_->give_back_usage(batch);
+  impl_->settle_usage(batch, s);
   return s;
 }
 

@@ -135,8 +135,12 @@ int x_check_reserved(sqlite3_file* f, int* out) {
   return SQLITE_OK;
 }
 
-int x_control(sqlite3_file*, int, void*) {
-  return SQLITE_NOTFOUND;
+// An Env has no identity of files: a removal is seen, a replacement is not.
+int x_control(sqlite3_file* f, int op, void* out) {
+  if (op != SQLITE_FCNTL_HAS_MOVED) return SQLITE_NOTFOUND;
+  OpenFile& o = of(f);
+  *static_cast<int*>(out) = o.env->exists(o.path) ? 0 : 1;
+  return SQLITE_OK;
 }
 int x_sector(sqlite3_file*) {
   return 4096;

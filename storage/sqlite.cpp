@@ -1,5 +1,6 @@
 #include "storage/sqlite.h"
 
+#include <errno.h>
 #include <sqlite3.h>
 
 #include <algorithm>
@@ -23,6 +24,15 @@ bool is_write_failure(int extended) {
     default:
       return (extended & 0xff) == SQLITE_CORRUPT;
   }
+}
+
+/// A full disk has more than one face: WAL's shared memory cannot grow, or the file layer passes on the system's word.
+bool is_disk_full(sqlite3* db, int extended) {
+  if ((extended & 0xff) == SQLITE_FULL || extended == SQLITE_IOERR_SHMSIZE) return true;
+  const bool from_system = (extended & 0xff) == SQLITE_IOERR || (extended & 0xff) == SQLITE_CANTOPEN;
+  if (!from_system || db == nullptr) return false;
+  const int e = sqlite3_system_errno(db);
+  return e == ENOSPC || e == EDQUOT;
 }
 
 bool flag(sqlite3* db, int option) {
@@ -126,12 +136,12 @@ std::unexpected<Error> Db::error(int rc, std::string_view what) {
   if (is_write_failure(extended)) write_failed_ = true;
   const std::string text = std::string(what) + ": " + (described && db_ != nullptr ? sqlite3_errmsg(db_) : sqlite3_errstr(rc));
   if (extended == SQLITE_CANTOPEN_SYMLINK) return fail(Code::kDenied, "is a symbolic link; the database must be a plain file", path_);
+  if (is_disk_full(db_, extended))
+    return fail(Code::kExhausted, text + "; free space on this disk or raise its quota", path_);
   switch (extended & 0xff) {
     case SQLITE_BUSY:
     case SQLITE_LOCKED:
       return fail(Code::kUnavailable, text + "; another process holds the database, try again", path_);
-    case SQLITE_FULL:
-      return fail(Code::kExhausted, text + "; free space on this disk", path_);
     case SQLITE_CORRUPT:
     case SQLITE_NOTADB:
       return fail(Code::kCorrupt, text + kBrokenAdvice, path_);
@@ -248,6 +258,18 @@ Status Db::verify(DbRole role) {
   if (!s.defensive || s.double_quoted_strings || s.load_extension || s.trusted_schema) return refuse("a hardening option did not take");
   if (s.busy_timeout_ms <= 0) return refuse("busy_timeout is 0");
   return {};
+}
+
+// SQLite itself asks this only when it closes; with WAL it would go on writing to a file without a name.
+Status Db::check_in_place() {
+  int moved = 0;
+  const int rc = sqlite3_file_control(db_, "main", SQLITE_FCNTL_HAS_MOVED, &moved);
+  if (rc != SQLITE_OK && rc != SQLITE_NOTFOUND) return error(rc, "cannot look for the file");
+  if (moved == 0) return {};
+  return fail(Code::kUnavailable,
+              "was removed or replaced while it is in use; what is written now would be lost. Put back the file that was there, or stop "
+              "this process, restore the data folder from a backup and start again",
+              path_);
 }
 
 Status Db::quick_check() {

@@ -114,6 +114,8 @@ class Db {
   Result<DbSettings> settings();
   /// kUnsupported unless the settings are what the role promises.
   Status verify(DbRole role);
+  /// kUnavailable when the path no longer names the open file. An EnvVfs sees a removal only. Microseconds.
+  Status check_in_place();
   /// kCorrupt with advice unless the file is a healthy database.
   Status quick_check();
 

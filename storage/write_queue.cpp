@@ -72,6 +72,7 @@ void WriteQueue::loop() {
 
 void WriteQueue::execute(std::vector<std::shared_ptr<Pending>>& batch) {
   Status outcome = health();
+  if (outcome) outcome = db_.check_in_place();
   if (outcome) outcome = transact(batch);
   const bool broken = db_.write_failed();
   if (broken && outcome) outcome = fail(Code::kIo, "a write failed underneath the transaction", "catalog.db");

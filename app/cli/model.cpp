@@ -55,6 +55,7 @@ Result<bool> has_tokenizer(const StoreEntry& entry) {
 Result<int> import(const ModelArgs& args) {
   CARREL_ASSIGN(auto catalog, open_catalog(Env::real(), args.common.data_dir));
   const std::string name = args.name.empty() ? name_of_path(args.path) : args.name;
+  CARREL_TRY(check_model_name(name));  // before the packing: a refusal afterwards would leave an entry in the store that no command lists
   if (const auto there = catalog->model(name)) return fail(Code::kAlreadyExists, "is imported already; choose another --name or remove it first", name);
   std::string family;
   ImportOptions options;

@@ -46,6 +46,13 @@ class SourceBase : public ModelSource {
 /// Gives a file of the folder, an empty optional when it is not there. The bytes live as long as the source.
 using Lookup = std::function<Result<std::optional<std::span<const std::byte>>>(const std::string& name)>;
 
+/// An empty file is half a download: taken for an absent one, it would lose the template or the stop tokens in silence.
+Status check_text_size(std::span<const std::byte> bytes, const std::string& path) {
+  if (bytes.empty()) return fail(Code::kCorrupt, "is an empty file; fetch it again, or remove it if the model has none", path);
+  if (bytes.size() <= kMaxTextBytes) return {};
+  return fail(Code::kCorrupt, "is larger than " + std::to_string(kMaxTextBytes >> 20) + " MiB", path);
+}
+
 class FolderSource final : public SourceBase {
  public:
   explicit FolderSource(std::string path) { path_ = std::move(path); }
@@ -84,8 +91,7 @@ Status FolderSource::load_texts(const Lookup& lookup) {
   for (const auto& [name, to] : texts) {
     CARREL_ASSIGN(const auto bytes, lookup(name));
     if (!bytes) continue;
-    if (bytes->size() > kMaxTextBytes)
-      return fail(Code::kCorrupt, "is larger than " + std::to_string(kMaxTextBytes >> 20) + " MiB", in_folder(name));
+    CARREL_TRY(check_text_size(*bytes, in_folder(name)));
     to->assign(reinterpret_cast<const char*>(bytes->data()), bytes->size());
   }
   if (config_.empty()) return fail(Code::kNotFound, "has no config.json; this is no Hugging Face model folder", path_);
@@ -100,13 +106,14 @@ Status FolderSource::load_texts(const Lookup& lookup) {
 Status FolderSource::load_template(const Lookup& lookup) {
   CARREL_ASSIGN(const auto jinja, lookup("chat_template.jinja"));
   if (jinja) {
-    if (jinja->size() > kMaxTextBytes) return fail(Code::kCorrupt, "is too large for a chat template", in_folder("chat_template.jinja"));
+    CARREL_TRY(check_text_size(*jinja, in_folder("chat_template.jinja")));
     chat_template_.assign(reinterpret_cast<const char*>(jinja->data()), jinja->size());
     if (!is_utf8(chat_template_)) return fail(Code::kCorrupt, "is not UTF-8 text", in_folder("chat_template.jinja"));
     return {};
   }
   CARREL_ASSIGN(const auto json, lookup("chat_template.json"));
   if (json) {
+    CARREL_TRY(check_text_size(*json, in_folder("chat_template.json")));
     const std::string_view text(reinterpret_cast<const char*>(json->data()), json->size());
     CARREL_ASSIGN(chat_template_, chat_template_of(text, in_folder("chat_template.json")));
   } else if (!tokenizer_config_.empty()) {

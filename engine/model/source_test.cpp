@@ -1,6 +1,8 @@
 #include "engine/model/source.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -211,6 +213,43 @@ TEST(Source, what_is_missing_is_said) {
   EXPECT_NE(open_folder_in_memory({}).error().text().find("config.json"), std::string::npos);
   const std::map<std::string, std::string> files = {{"config.json", "{}"}};
   EXPECT_NE(open_folder_in_memory(views(files)).error().text().find("model.safetensors"), std::string::npos);
+}
+
+TEST(Source, an_empty_text_is_not_an_absent_one) {
+  for (const char* name : {"config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "special_tokens_map.json",
+                           "chat_template.json", "chat_template.jinja"}) {
+    std::map<std::string, std::string> files = {{"config.json", "{}"}, {"model.safetensors", one_tensor()}};
+    ASSERT_TRUE(open_folder_in_memory(views(files)));
+    files[name] = "";
+    const auto r = open_folder_in_memory(views(files));
+    ASSERT_FALSE(r) << name;
+    EXPECT_EQ(r.error().code, Code::kCorrupt) << name;
+    EXPECT_EQ(r.error().where, name);
+  }
+}
+
+TEST(Source, a_pipe_or_device_in_the_folder_is_refused_at_once) {
+  const std::string folder = testing::TempDir() + "carrel_pipe" + std::to_string(::getpid());
+  for (const char* name : {"config.json", "tokenizer.json", "model.safetensors"}) {
+    fs::remove_all(folder);
+    ASSERT_TRUE(Env::real()->make_dirs(folder));
+    ASSERT_TRUE(write_file_atomic(Env::real(), folder + "/config.json", "{}"));
+    ASSERT_TRUE(write_file_atomic(Env::real(), folder + "/model.safetensors", one_tensor()));
+    ASSERT_TRUE(open_source(Env::real(), folder));
+    const std::string path = folder + "/" + name;
+    fs::remove(path);
+    ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
+    const auto pipe = open_source(Env::real(), folder);
+    ASSERT_FALSE(pipe) << name;
+    EXPECT_EQ(pipe.error().code, Code::kInvalidArgument);
+    EXPECT_EQ(pipe.error().where, path);
+    fs::remove(path);
+    fs::create_symlink("/dev/zero", path);
+    const auto device = open_source(Env::real(), folder);
+    ASSERT_FALSE(device) << name;
+    EXPECT_EQ(device.error().where, path);
+  }
+  fs::remove_all(folder);
 }
 
 TEST(Source, a_read_error_of_the_disk_is_an_error) {
