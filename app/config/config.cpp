@@ -6,6 +6,7 @@
 #include <charconv>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "engine/model/json_text.h"
 #include "engine/state/spec.h"
@@ -192,12 +193,14 @@ Status Config::read_yaml(std::string_view text, const std::string& file_name) {
       }
       if (std::count(path.begin(), path.end(), '.') > 6) return fail(Code::kInvalidArgument, "is nested too deeply at " + path, file_name);
       std::vector<std::pair<std::string, YAML::Node>> children;
+      std::set<std::string> names;
       for (size_t i = 0; of_nodes && i < node.size(); i++) children.emplace_back(path + "." + std::to_string(i), node[i]);
       for (const auto& item : of_nodes ? YAML::Node(YAML::NodeType::Map) : node) {
         const std::string name = item.first.as<std::string>();
         if (open && !is_plain_name(name))
           return fail(Code::kInvalidArgument, path + " holds a name that is not made of letters, digits, _ and -", file_name + ":" + std::to_string(item.first.Mark().line + 1));
         children.emplace_back(path.empty() ? name : path + "." + name, item.second);
+        if (!names.insert(name).second) return fail(Code::kInvalidArgument, children.back().first + " is given twice", file_name + ":" + std::to_string(item.first.Mark().line + 1));
       }
       stack.insert(stack.end(), children.rbegin(), children.rend());
     }

@@ -117,6 +117,7 @@ TEST(Config, EveryKeyOfALaterVersionIsReportedAsNotActive) {
   EXPECT_FALSE(yaml("observe: {alerts: 5}"));
   EXPECT_FALSE(yaml("observe: {alerts: {'a.b': 5}}"));
   EXPECT_FALSE(yaml("observe: {alerts: &a [[*a]]}"));
+  EXPECT_FALSE(yaml("observe: {alerts: {a: 1, a: {b: 2}}}"));
   EXPECT_FALSE(yaml("observe: {alert: {to: x}}"));
   // Each that is not active says so; none is both accepted and silent.
   for (const Setting& s : settings()) {

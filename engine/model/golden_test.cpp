@@ -59,7 +59,7 @@ TEST_P(Golden, KeepsItsBound) {
   EXPECT_EQ(f.first_off, "");
   for (const std::string& failure : f.failures) ADD_FAILURE() << failure;
   EXPECT_EQ(f.limits_used, c.ops == OpSet::kFast);
-  if (f.limits_used) EXPECT_TRUE(f.mean_kl_limit > 0 && f.top1_limit > 0);
+  EXPECT_EQ(f.limits_used, f.mean_kl_limit > 0 && f.top1_limit > 0);
   EXPECT_TRUE(f.bound_used || f.limits_used);
 }
 
