@@ -19,7 +19,8 @@ Result<FolderLock> FolderLock::take(const std::string& folder) {
   if (lock.fd_ < 0) return fail(Code::kIo, std::string("cannot open: ") + strerror(errno), path);
   if (::flock(lock.fd_, LOCK_EX | LOCK_NB) == 0) return lock;
   if (errno != EWOULDBLOCK) return fail(Code::kIo, std::string("cannot lock: ") + strerror(errno), path);
-  return fail(Code::kUnavailable, "another `carrel serve` runs on this data folder; stop it first, or give this one a folder of its own with --data", folder);
+  return fail(Code::kUnavailable,
+              "another `carrel serve` runs on this data folder; stop it first, or give this one a folder of its own with --data", folder);
 }
 
 }  // namespace carrel
