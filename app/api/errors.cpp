@@ -1,6 +1,7 @@
 #include "app/api/errors.h"
 
 #include "app/api/fields.h"
+#include "base/log.h"
 
 namespace carrel {
 namespace {
@@ -52,7 +53,10 @@ std::string error_body(const Error& error, const std::string& request_id) {
   const ApiErrorClass c = api_error_class(error.code);
   const bool no_model = error.code == Code::kNotFound && error.where == "model";
   const bool about_request = c.status == 400 || no_model;
-  return error_body(c.type, error.text(), no_model ? "model_not_found" : std::string(to_string(error.code)), about_request ? error.where : "", request_id);
+  // Where a fault of the machine sits (a file, a device) is for the administrator's log, not for a tenant.
+  const bool inside = error.where.starts_with('/');
+  if (inside) spdlog::error("request {}: {}", request_id, error.text());
+  return error_body(c.type, inside ? error.message : error.text(), no_model ? "model_not_found" : std::string(to_string(error.code)), about_request ? error.where : "", request_id);
 }
 
 void set_error(HttpResponse& out, const Error& error, const std::string& request_id) {
