@@ -226,10 +226,9 @@ void collect(Answer& answer, Env* env, const HttpRequest& http, HttpResponse& ou
   while (!all_finished(answer.choices)) {
     auto next = next_event(env, answer.choices);
     if (!permit.holds(env->mono_ns())) cancel_all(answer.choices);
-    if (!next) {
-      if (!gone && http.client_gone()) gone = true, cancel_all(answer.choices);
-      continue;
-    }
+    // Asked after each event too: a model that decodes quickly leaves no pause in which to ask.
+    if (!gone && http.client_gone()) gone = true, cancel_all(answer.choices);
+    if (!next) continue;
     Choice& c = answer.choices[next->first];
     if (Delta* d = std::get_if<Delta>(&next->second)) {
       c.text += d->text;

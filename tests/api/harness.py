@@ -10,7 +10,8 @@ import tempfile
 import http.client
 
 BIN = os.environ["CARREL_BIN"]
-SANITIZED = re.search(r"/(asan|tsan)/", BIN) is not None  # several times slower
+SANITIZED = re.search(r"/(asan|tsan)/", BIN) is not None
+PATIENCE = 5 if SANITIZED else 1  # seconds where a second is plenty
 
 
 class Server:
@@ -78,7 +79,7 @@ class Server:
     def stop(self):
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-            self.process.wait(120 if SANITIZED else 30)
+            self.process.wait(30 * PATIENCE)
         self.log.close()
         with open(self.log.name) as f:
             log = f.read()

@@ -12,7 +12,7 @@ import unittest
 
 import openai
 
-from harness import BIN, SANITIZED, Server, run_serve
+from harness import BIN, PATIENCE, SANITIZED, Server, run_serve
 
 server = None
 SAMPLES = json.load(open("app/assets/demo-model/samples.json"))["samples"]
@@ -211,6 +211,7 @@ class Cases(unittest.TestCase):
         """In prefill and in decode, streamed and not: freed within a step."""
         for stream in (True, False):
             for prompt in ("Tell me. " * 10, document(4000) + str(stream)):
+                before = server.metric("carrel_completion_tokens_total")
                 s = server.context().wrap_socket(socket.create_connection(("127.0.0.1", server.port)), server_hostname="127.0.0.1")
                 body = json.dumps({"model": "demo", "messages": [{"role": "user", "content": prompt}], "max_tokens": 1500, "stream": stream, "ignore_eos": True, "temperature": 1})
                 s.sendall(f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {server.key}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
@@ -218,10 +219,11 @@ class Cases(unittest.TestCase):
                 while server.metric("carrel_running_sequences") == 0 and time.time() < deadline:
                     time.sleep(0.005)
                 s.close()
-                deadline = time.time() + 2
+                deadline = time.time() + 2 * PATIENCE
                 while server.metric("carrel_running_sequences") > 0 and time.time() < deadline:
                     time.sleep(0.02)
                 self.assertEqual(server.metric("carrel_running_sequences"), 0, (stream, len(prompt)))
+                self.assertLess(server.metric("carrel_completion_tokens_total") - before, 1500, (stream, len(prompt)))  # it was cut, not finished
 
     def test_case_state_e12_logprobs_stay_json(self):
         status, r = server.call("/v1/chat/completions", {"model": "demo", "messages": SAMPLES[0]["messages"], "top_k": 1, "logprobs": True, "top_logprobs": 5, "max_tokens": 3,
@@ -348,7 +350,7 @@ class Cases(unittest.TestCase):
     def test_case_appliance_h6_generation_ends_with_the_client(self):
         before = server.metric("carrel_completion_tokens_total")
         self.leave_in_mid_stream(10)
-        deadline = time.time() + 1
+        deadline = time.time() + PATIENCE
         while server.metric("carrel_running_sequences") > 0 and time.time() < deadline:
             time.sleep(0.02)
         self.assertEqual(server.metric("carrel_running_sequences"), 0)
@@ -390,7 +392,7 @@ class Cases(unittest.TestCase):
             slow.append(s)
         t = time.time()
         self.assertEqual(server.request("GET", "/livez", key=None)[0], 200)
-        self.assertLess(time.time() - t, 1.0)
+        self.assertLess(time.time() - t, PATIENCE)
         for s in idle + slow:
             s.close()
 
@@ -623,7 +625,7 @@ class Answers(unittest.TestCase):
             time.sleep(0.05)
         start = time.time()
         other.stop()
-        self.assertLess(time.time() - start, 60 if SANITIZED else 16)
+        self.assertLess(time.time() - start, 16 * PATIENCE)
         [t.join() for t in threads]
         status, headers, data = answers[False]
         self.assertEqual((status, json.loads(data)["error"]["code"]), (503, "unavailable"))
