@@ -347,6 +347,10 @@ class Cases(unittest.TestCase):
         self.assertGreater(server.metric("carrel_requests_total"), before)
         self.assertEqual(server.call("/v1/completions", {"model": "demo", "prompt": "x", "max_tokens": 1})[0], 200)
 
+    def sockets_in_close_wait(self):
+        with open("/proc/net/tcp") as f:
+            return [line for line in f if f":{server.port:04X} " in line.split()[1] + " " and line.split()[3] == "08"]
+
     def test_case_appliance_h6_generation_ends_with_the_client(self):
         before = server.metric("carrel_completion_tokens_total")
         self.leave_in_mid_stream(10)
@@ -355,8 +359,9 @@ class Cases(unittest.TestCase):
             time.sleep(0.02)
         self.assertEqual(server.metric("carrel_running_sequences"), 0)
         self.assertLess(server.metric("carrel_completion_tokens_total") - before, 10 * 400)
-        with open("/proc/net/tcp") as f:
-            waiting = [line for line in f if f":{server.port:04X} " in line.split()[1] + " " and line.split()[3] == "08"]
+        deadline = time.time() + 10
+        while (waiting := self.sockets_in_close_wait()) and time.time() < deadline:
+            time.sleep(0.1)
         self.assertEqual(waiting, [])
 
     def test_case_appliance_h9_body_limit(self):
