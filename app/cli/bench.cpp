@@ -71,6 +71,7 @@ Result<Json> decode(Env* env, Model& model, int64_t n_tokens) {
   std::vector<double> rates, shares, bounds;
   for (int round = 0; round < kRounds; round++) {
     PlainSequence sequence(&model.graph().state);
+    sequence.reserve(16 + n);
     const int32_t last = 15, first = 0;
     runner.run(sequence.begin(std::span(ids).first(16), std::span(&last, 1)));
     sequence.commit();
@@ -94,6 +95,7 @@ Result<Json> prefill(Env* env, Model& model, int64_t n_tokens) {
   std::vector<double> rates, shares, bounds, all_shares;
   for (int round = 0; round <= kRounds; round++) {
     PlainSequence sequence(&model.graph().state);
+    sequence.reserve(static_cast<int>(n));
     const double spent = seconds_of(env, [&] {
       for (size_t at = 0; at < n; at += 512) {
         const size_t m = std::min<size_t>(512, n - at);

@@ -24,17 +24,21 @@ PlainSequence::PlainSequence(const ModelState* model) : model_(model), pages_(mo
   slot_ = poisoned(model->slot_bytes);
 }
 
-const Batch& PlainSequence::begin(std::span<const int32_t> tokens, std::span<const int32_t> outputs) {
-  const auto n = static_cast<int32_t>(tokens.size());
-  const auto n_blocks = static_cast<size_t>((n_past_ + n + model_->block_size - 1) / model_->block_size);
-  group_pointers_.clear();
+void PlainSequence::reserve(int n_tokens) {
+  const auto n_blocks = static_cast<size_t>((n_tokens + model_->block_size - 1) / model_->block_size);
   for (size_t g = 0; g < pages_.size(); ++g) {
     while (pages_[g].size() < n_blocks) {
       pages_[g].push_back(poisoned(page_bytes(model_->groups[g], model_->block_size)));
       page_pointers_[g].push_back(pages_[g].back().get());
     }
-    group_pointers_.push_back(page_pointers_[g].data());
   }
+}
+
+const Batch& PlainSequence::begin(std::span<const int32_t> tokens, std::span<const int32_t> outputs) {
+  const auto n = static_cast<int32_t>(tokens.size());
+  reserve(n_past_ + n);
+  group_pointers_.clear();
+  for (const std::vector<std::byte*>& pointers : page_pointers_) group_pointers_.push_back(pointers.data());
   positions_.resize(tokens.size());
   std::iota(positions_.begin(), positions_.end(), n_past_);
   seq_of_.assign(tokens.size(), 0);

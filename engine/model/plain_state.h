@@ -17,6 +17,8 @@ class PlainSequence {
  public:
   explicit PlainSequence(const ModelState* model);
 
+  /// Makes the pages of the first n_tokens tokens now: a measured step then works on memory that is there, as a serving engine's does.
+  void reserve(int n_tokens);
   /// A step of this sequence alone over the next tokens, with pages for them. outputs: rows of this step whose logits are wanted,
   /// ascending. Both spans are borrowed. Valid until the next call of begin() or commit().
   const Batch& begin(std::span<const int32_t> tokens, std::span<const int32_t> outputs);

@@ -163,7 +163,7 @@ class IntegerProducts {
     const int first = tiles_.begin(i), t = tiles_.begin(i + 1) - first;
     const Activations a = activations_of(outs_[0].w.form, c_.k);
     for (int slot = 0; slot < t; slot++)
-      c_.k.quantize(c_.x + (first + slot) * c_.x_stride, n_groups_, a.offset, a.halves, t, tile_words(i), slot);
+      c_.k.quantize(c_.x + (first + slot) * c_.x_stride, n_groups_, a.offset, a.halves, int64_t{kXWords} * t, tile_words(i) + kXWords * slot);
   }
 
   /// acc: [n][p.n * 16]
@@ -231,8 +231,8 @@ class IntegerProducts {
         const int at = tiles_.begin(i), t = tiles_.begin(i + 1) - at;
         float* tile_acc = acc + (at - first) * width;
         if (s + 1 == n_steps) prefetch(p, at, t);
-        if (s == 0) std::memset(tile_acc, 0, static_cast<size_t>(t * width) * sizeof(float));
-        c_.k.tile(form, wide, kChunkGroups, p.n, static_cast<int>(n) * l.n_groups(), tile_words(i) + from * l.n_groups() * kXWords * t, t, tile_acc);
+        const int32_t* x = tile_words(i) + from * l.n_groups() * kXWords * t;
+        c_.k.tile(form, p.n, t)(wide, kChunkGroups, static_cast<int>(n) * l.n_groups(), x, s == 0, tile_acc);
         if (s + 1 == n_steps) finish(p, tile_acc, at, t);  // here, so that stores drain under the next tile
       }
     }

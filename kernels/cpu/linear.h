@@ -4,8 +4,9 @@
 // Order, for every output element on its own:
 //   plain forms (kF32, kF16, kBF16): acc = 0; acc = fma(w[k], x[k], acc) for k = 0, 1, 2 …
 //   integer forms: x is quantized per token and group of 32 (below), then for groups g = 0, 1, 2 …
-//       acc = fma(float(dot_g), scale_w * scale_x, acc)       dot_g exact, codes taken with their offset; kI6K: one such step per half of
-//       16 acc = fma(min_w, scale_x * float(sum_x), acc)         forms with minima
+//       v = scale_w * dot_g                     dot_g exact, codes taken with their offset
+//       v = fma(min_w, float(sum_x), v)         forms with minima
+//       acc = fma(v, scale_x, acc)              kI6K: these steps per half of 16
 //     scale_w = d (f16), K forms d * sub_scale (exact); min_w = m, K forms -(dmin * sub_min) (exact).
 //   then y = acc + bias.
 // Activations of a group: scale_x = absmax / 127; q = nearest_even(x * (127 / absmax)); all zero with scale 0 when absmax < 1e-30; scale

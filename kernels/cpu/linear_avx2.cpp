@@ -33,6 +33,8 @@ struct Avx2 {
   static F i8(const void* p) { return to_float(_mm256_cvtepi8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(p)))); }
   static F mul(F a, F b) { return _mm256_mul_ps(a, b); }
   static F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
+  static F all(float x) { return _mm256_set1_ps(x); }
+  static F as_float(I v) { return _mm256_castsi256_ps(v); }
   static F negate(F a) { return _mm256_xor_ps(a, _mm256_set1_ps(-0.0f)); }
   static F to_float(I v) { return _mm256_cvtepi32_ps(v); }
   static I i8_codes(I v) { return v; }
@@ -50,9 +52,9 @@ struct Avx2 {
     return _mm256_maddubs_epi16(w, x);
   }
 
-  /// dot[0][t] of chunks [c0, c0 + n) of one row block and T tokens; x: [chunk][token] words; begin: [token] start words.
+  /// dot[0][t], from its start on, of chunks [c0, c0 + n) of one row block and T tokens; x, start: of the first token.
   template <int R, int T, int kBits, bool kStart, int c0, int n, class W>
-  CARREL_INLINE static void dots(const int32_t* x, const int32_t* begin, W w, I (&dot)[R][T]) {
+  CARREL_INLINE static void dots(const int32_t* x, const int32_t* start, W w, I (&dot)[R][T]) {
     static_assert(R == 1, "sixteen registers hold no second row block");
     constexpr int kFit = kBits == 4 ? 8 : kBits == 5 ? 4 : kBits == 6 ? 2 : 1;
     constexpr int kRun = kFit < n ? kFit : n;
@@ -63,18 +65,15 @@ struct Avx2 {
         constexpr int c = c0 + r * kRun + j;
         const I wc = w(std::integral_constant<int, 0>{}, std::integral_constant<int, c>{});
         unroll<T>([&](auto t) CARREL_INLINE {
-          const I p = products<kBits>(wc, _mm256_set1_epi32(x[c * T + t]));
+          const I p = products<kBits>(wc, _mm256_set1_epi32(x[kXWords * t + c]));
           sum[t] = j == 0 ? p : _mm256_add_epi16(sum[t], p);
         });
       });
       unroll<T>([&](auto t) CARREL_INLINE {
-        const I wide = _mm256_madd_epi16(sum[t], ones);
-        dot[0][t] = r == 0 ? wide : _mm256_add_epi32(dot[0][t], wide);
+        const I from = r == 0 ? _mm256_set1_epi32(kStart ? start[kXWords * t] : kDotBits) : dot[0][t];
+        dot[0][t] = _mm256_add_epi32(from, _mm256_madd_epi16(sum[t], ones));
       });
     });
-    if constexpr (kStart) {
-      unroll<T>([&](auto t) CARREL_INLINE { dot[0][t] = _mm256_add_epi32(dot[0][t], _mm256_set1_epi32(begin[t])); });
-    }
   }
 };
 
@@ -85,7 +84,7 @@ int sum_of(__m128i bytes) {  // 16 int8
   return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 0xB1)));
 }
 
-void quantize_group(const float* x, int offset, bool halves, int t, int32_t* group, int slot) {
+void quantize_group(const float* x, int offset, bool halves, int32_t* group) {
   const __m256i abs_mask = _mm256_set1_epi32(0x7FFFFFFF);
   __m256 v[4];
   __m256i top = _mm256_setzero_si256();  // bits of |x| compare like the values, and put NaN on top
@@ -102,22 +101,20 @@ void quantize_group(const float* x, int offset, bool halves, int t, int32_t* gro
   for (int i = 0; i < 4; i++) q[i] = s.inverse == 0 ? _mm256_setzero_si256() : _mm256_cvtps_epi32(_mm256_mul_ps(v[i], inverse));
   const __m256i packed = _mm256_packs_epi16(_mm256_packs_epi32(q[0], q[1]), _mm256_packs_epi32(q[2], q[3]));
   const __m256i bytes = _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
-  alignas(32) int32_t words[8];
-  _mm256_store_si256(reinterpret_cast<__m256i*>(words), bytes);
-  for (int c = 0; c < 8; c++) group[c * t + slot] = words[c];
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(group), bytes);
   const int low = sum_of(_mm256_castsi256_si128(bytes)), high = sum_of(_mm256_extracti128_si256(bytes, 1));
-  put_group_tail(s.scale, low, high, offset, halves, t, group, slot);
+  put_group_tail(s.scale, low, high, offset, halves, group);
+}
+
+void quantize(const float* x, int64_t n_groups, int offset, bool halves, int64_t stride, int32_t* words) {
+  for (int64_t g = 0; g < n_groups; g++, x += 32, words += stride) quantize_group(x, offset, halves, words);
 }
 
 }  // namespace
 
-void quantize_avx2(const float* x, int64_t n_groups, int offset, bool halves, int t, int32_t* words, int slot) {
-  for (int64_t g = 0; g < n_groups; g++, x += 32, words += kXWords * t) quantize_group(x, offset, halves, t, words, slot);
-}
-
 const LinearKernels& avx2_kernels() {
-  static constexpr LinearKernels kKernels = {Avx2::kTile,         Avx2::kTileBlocks, Avx2::kDirect,  Avx2::kI8Offset,  quantize_avx2,
-                                             any_row_block<Avx2>, any_widen<Avx2>,   any_tile<Avx2>, Avx2::kPlainTile, plain_row_blocks<Avx2>,
+  static constexpr LinearKernels kKernels = {Avx2::kTile,         Avx2::kTileBlocks, Avx2::kDirect,  Avx2::kI8Offset,  quantize,
+                                             any_row_block<Avx2>, any_widen<Avx2>,   tile_of<Avx2>, Avx2::kPlainTile, plain_row_blocks<Avx2>,
                                              any_plain<Avx2>};
   return kKernels;
 }

@@ -36,6 +36,8 @@ struct Avx512 {
   static F i8(const void* p) { return to_float(_mm512_cvtepi8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)))); }
   static F mul(F a, F b) { return _mm512_mul_ps(a, b); }
   static F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+  static F all(float x) { return _mm512_set1_ps(x); }
+  static F as_float(I v) { return _mm512_castsi512_ps(v); }
   static F negate(F a) { return _mm512_xor_ps(a, _mm512_set1_ps(-0.0f)); }
   static F to_float(I v) { return _mm512_cvtepi32_ps(v); }
   static I i8_codes(I v) { return _mm512_xor_si512(v, _mm512_set1_epi8(static_cast<char>(0x80))); }
@@ -47,19 +49,19 @@ struct Avx512 {
     return _mm512_srli_epi16(v, n >= 0 ? 0 : -n);
   }
 
-  /// dot[r][t] of chunks [c0, c0 + n) of R row blocks and T tokens; x: [chunk][token] words; begin: [token] start words.
+  /// dot[r][t], from its start on, of chunks [c0, c0 + n) of R row blocks and T tokens; x, start: of the first token.
   template <int R, int T, int kBits, bool kStart, int c0, int n, class W>
-  CARREL_INLINE static void dots(const int32_t* x, const int32_t* begin, W w, I (&dot)[R][T]) {
+  CARREL_INLINE static void dots(const int32_t* x, const int32_t* start, W w, I (&dot)[R][T]) {
     unroll<T>([&](auto t) CARREL_INLINE {
-      const I start = kStart ? _mm512_set1_epi32(begin[t]) : _mm512_setzero_si512();
-      unroll<R>([&](auto r) CARREL_INLINE { dot[r][t] = start; });
+      const I from = _mm512_set1_epi32(kStart ? start[kXWords * t] : kDotBits);
+      unroll<R>([&](auto r) CARREL_INLINE { dot[r][t] = from; });
     });
     unroll<n>([&](auto j) CARREL_INLINE {
       constexpr int c = c0 + j;
       I wc[R];
       unroll<R>([&](auto r) CARREL_INLINE { wc[r] = w(r, std::integral_constant<int, c>{}); });
       unroll<T>([&](auto t) CARREL_INLINE {
-        const I xc = _mm512_set1_epi32(x[c * T + t]);
+        const I xc = _mm512_set1_epi32(x[kXWords * t + c]);
         unroll<R>([&](auto r) CARREL_INLINE { dot[r][t] = _mm512_dpbusd_epi32(dot[r][t], wc[r], xc); });
       });
     });
@@ -67,7 +69,7 @@ struct Avx512 {
 };
 
 /// One group of 32; sums by dots with ones.
-CARREL_INLINE inline void quantize_group(const float* x, int offset, bool halves, int t, int32_t* group, int slot) {
+CARREL_INLINE inline void quantize_group(const float* x, int offset, bool halves, int32_t* group) {
   const __m512i abs_mask = _mm512_set1_epi32(0x7FFFFFFF);
   const __m512 low = _mm512_loadu_ps(x), high = _mm512_loadu_ps(x + 16);
   // Bits of |x| compare like the values, and put NaN on top.
@@ -82,34 +84,28 @@ CARREL_INLINE inline void quantize_group(const float* x, int offset, bool halves
   const __mmask16 keep = s.inverse == 0 ? 0 : 0xFFFF;
   const __m128i q0 = _mm512_cvtsepi32_epi8(_mm512_maskz_cvtps_epi32(keep, _mm512_mul_ps(low, inverse)));
   const __m128i q1 = _mm512_cvtsepi32_epi8(_mm512_maskz_cvtps_epi32(keep, _mm512_mul_ps(high, inverse)));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(group), q0);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(group + 4), q1);
   const __m128i ones = _mm_set1_epi8(1), none = _mm_setzero_si128();
   const __m128i a = _mm_dpbusd_epi32(none, ones, q0), b = _mm_dpbusd_epi32(none, ones, q1);
   __m128i sums = _mm_hadd_epi32(a, b);
   sums = _mm_hadd_epi32(sums, sums);
-  group[slot] = _mm_cvtsi128_si32(q0);
-  group[t + slot] = _mm_extract_epi32(q0, 1);
-  group[2 * t + slot] = _mm_extract_epi32(q0, 2);
-  group[3 * t + slot] = _mm_extract_epi32(q0, 3);
-  group[4 * t + slot] = _mm_cvtsi128_si32(q1);
-  group[5 * t + slot] = _mm_extract_epi32(q1, 1);
-  group[6 * t + slot] = _mm_extract_epi32(q1, 2);
-  group[7 * t + slot] = _mm_extract_epi32(q1, 3);
-  put_group_tail(s.scale, _mm_cvtsi128_si32(sums), _mm_extract_epi32(sums, 1), offset, halves, t, group, slot);
+  put_group_tail(s.scale, _mm_cvtsi128_si32(sums), _mm_extract_epi32(sums, 1), offset, halves, group);
 }
 
-void quantize_avx512(const float* x, int64_t n_groups, int offset, bool halves, int t, int32_t* words, int slot) {
-  for (int64_t g = 0; g < n_groups; g++, x += 32, words += kXWords * t) {
+void quantize(const float* x, int64_t n_groups, int offset, bool halves, int64_t stride, int32_t* words) {
+  for (int64_t g = 0; g < n_groups; g++, x += 32, words += stride) {
     _mm_prefetch(reinterpret_cast<const char*>(x + 512), _MM_HINT_T0);  // mostly of the next token
     _mm_prefetch(reinterpret_cast<const char*>(x + 528), _MM_HINT_T0);
-    quantize_group(x, offset, halves, t, words, slot);
+    quantize_group(x, offset, halves, words);
   }
 }
 
 }  // namespace
 
 const LinearKernels& avx512_kernels() {
-  static constexpr LinearKernels kKernels = {Avx512::kTile,      Avx512::kTileBlocks,   Avx512::kDirect,  Avx512::kI8Offset,  quantize_avx512,
-                                             any_row_block<Avx512>, any_widen<Avx512>, any_tile<Avx512>, Avx512::kPlainTile, plain_row_blocks<Avx512>,
+  static constexpr LinearKernels kKernels = {Avx512::kTile,      Avx512::kTileBlocks,   Avx512::kDirect,  Avx512::kI8Offset,  quantize,
+                                             any_row_block<Avx512>, any_widen<Avx512>, tile_of<Avx512>, Avx512::kPlainTile, plain_row_blocks<Avx512>,
                                              any_plain<Avx512>};
   return kKernels;
 }

@@ -10,10 +10,15 @@
 
 namespace carrel::cpu {
 
-/// Activations of a tile of t tokens, group by group: 12 * t words per group, [word][token]:
-/// 8 words of four int8 | scale f32 | start of the dot of k 0..15 (32 if one dot) | start of k 16..31 | scale * sum f32. A start is -offset
-/// * sum.
-constexpr int kXWords = 12;
+/// Activations of a tile of t tokens, group by group, token by token: 12 words, which are
+/// 8 words of four int8 | scale f32 | start of the dot of k 0..15 (32 if one dot) | start of k 16..31 | sum f32. A start is
+/// kDotBits - offset * sum.
+constexpr int kXWords = 12, kXScale = 8, kXStart = 9, kXSum = 11;
+
+/// Dots start at the bits of 1.5 * 2^23, whose unit in the last place is 1: while |dot| < 2^22, the sum read as a float is kDotBias + dot, exactly, and
+/// fma(that, scale, -kDotBias * scale) is scale * dot, rounded once, without a conversion. (The product with the bias is exact: a scale has 18 bits.)
+constexpr int32_t kDotBits = 0x4B400000;
+constexpr float kDotBias = 12582912.0f;
 
 /// A group of 16 rows widened to bytes, in the order of 8-bit codes; min is what is multiplied with the activation sum.
 struct alignas(64) WideGroup {
@@ -21,6 +26,8 @@ struct alignas(64) WideGroup {
   float scale[2][16];  // kI6K: per half
   float min[16];
 };
+/// Adds n_groups to acc[t][n_row_blocks][16] of a tile of t tokens, or begins it; w: row block after row block, `stride` groups apart.
+using TileFn = void (*)(const WideGroup* w, int64_t stride, int n_groups, const int32_t* x, bool begin, float* acc);
 
 /// Columns [0, n_groups * 32) of one row block and `n_blocks` packed blocks of it.
 struct LinearKernels {
@@ -28,14 +35,14 @@ struct LinearKernels {
   int tile_blocks = 1;    // most row blocks of an integer tile
   int int_direct = 1;     // most tokens of row_block
   int int_offset_i8 = 0;  // offset of kI8 codes as this path reads them
-  /// Quantizes x[n_groups * 32], token `slot` of a tile of t tokens.
-  void (*quantize)(const float* x, int64_t n_groups, int offset, bool halves, int t, int32_t* words, int slot);
+  /// Quantizes x[n_groups * 32]; words: the token's first, its groups lie `stride` words apart.
+  void (*quantize)(const float* x, int64_t n_groups, int offset, bool halves, int64_t stride, int32_t* words);
   /// A tile of t <= int_direct tokens, straight from the packed blob: acc[t][16].
   void (*row_block)(Form form, const std::byte* blocks, int64_t n_blocks, const int32_t* x, int t, float* acc);
   /// Packed blocks to wide groups.
   void (*widen)(Form form, const std::byte* blocks, int64_t n_blocks, WideGroup* out);
-  /// Adds n_groups to acc[t][n_row_blocks][16] of a tile of t tokens; w: row block after row block, `stride` groups apart.
-  void (*tile)(Form form, const WideGroup* w, int64_t stride, int n_row_blocks, int n_groups, const int32_t* x, int t, float* acc);
+  /// The tile of n_row_blocks <= tile_blocks and t <= int_tile.
+  TileFn (*tile)(Form form, int n_row_blocks, int t);
   /// Plain forms: whole dots of t tokens (t <= plain_tile) and n_row_blocks (<= plain_row_blocks(t)) row blocks: acc[t][n_row_blocks * 16].
   int plain_tile = 1;
   int (*plain_row_blocks)(int t);
@@ -53,13 +60,12 @@ struct GroupScale {
   return {top / 127.0f, 127.0f / top};
 }
 /// Writes what follows the codes of a group: low, high: sums of the codes of its halves.
-[[gnu::always_inline]] inline void put_group_tail(float scale, int low, int high, int offset, bool halves, int t, int32_t* group, int slot) {
-  group[8 * t + slot] = __builtin_bit_cast(int32_t, scale);
-  group[9 * t + slot] = -offset * (halves ? low : low + high);
-  group[10 * t + slot] = -offset * high;
-  group[11 * t + slot] = __builtin_bit_cast(int32_t, scale * static_cast<float>(low + high));
+[[gnu::always_inline]] inline void put_group_tail(float scale, int low, int high, int offset, bool halves, int32_t* group) {
+  group[kXScale] = __builtin_bit_cast(int32_t, scale);
+  group[kXStart] = kDotBits - offset * (halves ? low : low + high);
+  group[kXStart + 1] = kDotBits - offset * high;
+  group[kXSum] = __builtin_bit_cast(int32_t, static_cast<float>(low + high));
 }
-void quantize_avx2(const float* x, int64_t n_groups, int offset, bool halves, int t, int32_t* words, int slot);
 
 const LinearKernels& scalar_kernels();
 const LinearKernels& avx2_kernels();

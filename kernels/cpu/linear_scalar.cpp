@@ -1,4 +1,5 @@
 // Scalar path: the oracle of the tests. Reads the packed blob through its own walk (packed_block), adds in the order that linear.h states.
+#include <bit>
 #include <cmath>
 #include <cstring>
 
@@ -7,7 +8,7 @@
 namespace carrel::cpu {
 namespace {
 
-void quantize_group(const float* x, int offset, bool halves, int t, int32_t* group, int slot) {
+void quantize_group(const float* x, int offset, bool halves, int32_t* group) {
   float top = 0;
   bool finite = true;
   for (int i = 0; i < 32; i++) {
@@ -21,12 +22,12 @@ void quantize_group(const float* x, int offset, bool halves, int t, int32_t* gro
     q[i] = s.inverse == 0 ? int8_t{0} : static_cast<int8_t>(std::nearbyint(x[i] * s.inverse));
     sums[i / 16] += q[i];
   }
-  for (int c = 0; c < 8; c++) std::memcpy(&group[c * t + slot], q + 4 * c, 4);
-  put_group_tail(s.scale, sums[0], sums[1], offset, halves, t, group, slot);
+  std::memcpy(group, q, 32);
+  put_group_tail(s.scale, sums[0], sums[1], offset, halves, group);
 }
 
-void quantize(const float* x, int64_t n_groups, int offset, bool halves, int t, int32_t* words, int slot) {
-  for (int64_t g = 0; g < n_groups; g++) quantize_group(x + 32 * g, offset, halves, t, words + g * kXWords * t, slot);
+void quantize(const float* x, int64_t n_groups, int offset, bool halves, int64_t stride, int32_t* words) {
+  for (int64_t g = 0; g < n_groups; g++) quantize_group(x + 32 * g, offset, halves, words + g * stride);
 }
 
 /// One group of one row, one token; q: its 32 codes.
@@ -34,12 +35,10 @@ float add_group(Form form, const BlockCodes& c, int g, const int32_t* x, float a
   const FormLayout l = layout_of(form);
   int8_t xq[32];
   std::memcpy(xq, x, 32);
-  float x_scale, x_sum;
-  std::memcpy(&x_scale, x + 8, 4);
-  std::memcpy(&x_sum, x + 11, 4);
+  const auto x_scale = std::bit_cast<float>(x[kXScale]), x_sum = std::bit_cast<float>(x[kXSum]);
   const int n_halves = l.n_sub_scales == 2 ? 2 : 1;
   for (int h = 0; h < n_halves; h++) {
-    int dot = x[9 + h];
+    int dot = x[kXStart + h];
     for (int k = 32 / n_halves * h; k < 32 / n_halves * (h + 1); k++) {
       const uint8_t code = c.q[32 * g + k];
       dot += (form == Form::kI8 ? static_cast<int8_t>(code) : code) * xq[k];
@@ -47,11 +46,12 @@ float add_group(Form form, const BlockCodes& c, int g, const int32_t* x, float a
     float scale = f16_to_f32(c.d);
     if (form == Form::kI6K) scale *= static_cast<float>(static_cast<int8_t>(c.sub_scale[2 * g + h]));
     if (l.has_sub_min) scale *= static_cast<float>(c.sub_scale[g]);
-    acc = std::fma(static_cast<float>(dot), scale * x_scale, acc);
+    float v = std::fma(std::bit_cast<float>(dot), scale, -kDotBias * scale);
+    const float m = f16_to_f32(c.m);
+    if (l.has_min) v = std::fma(l.has_sub_min ? -(m * static_cast<float>(c.sub_min[g])) : m, x_sum, v);
+    acc = std::fma(v, x_scale, acc);
   }
-  if (!l.has_min) return acc;
-  const float m = f16_to_f32(c.m);
-  return std::fma(l.has_sub_min ? -(m * static_cast<float>(c.sub_min[g])) : m, x_sum, acc);
+  return acc;
 }
 
 void row_block(Form form, const std::byte* blocks, int64_t n_blocks, const int32_t* x, int /*t*/, float* acc) {

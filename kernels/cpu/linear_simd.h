@@ -3,7 +3,7 @@
 //
 // V provides: I, F (integer, float vectors), kLanes, kTile, kTileBlocks, kDirect, kPlainTile, kI8Offset, load/store, f16/bf16/u8/i8 widening, mul, fma,
 // and
-//   dots<R, T, kBits, …>(x, begin, w, dot): see the files.
+//   dots<R, T, kBits, …>(x, start, w, dot): see the files.
 #pragma once
 #include <cstdint>
 #include <utility>
@@ -23,7 +23,7 @@ CARREL_INLINE inline void unroll(Fn fn) {
 /// How a form's integer product differs from others.
 struct Variant {
   int bits = 8;
-  bool min = false, halves = false, start = false;  // start: the dot begins at -offset * sum
+  bool min = false, halves = false, start = false;  // start: the codes have an offset
 };
 
 template <class V>
@@ -81,18 +81,18 @@ CARREL_INLINE inline void add_group(const int32_t* x, const Scales<V> (&s)[R], W
   constexpr int kHalves = kV.halves ? 2 : 1;
   unroll<kHalves>([&](auto h) CARREL_INLINE {
     typename V::I dot[R][T];
-    V::template dots<R, T, kV.bits, kV.start, 8 / kHalves * h, 8 / kHalves>(x, x + (9 + h) * T, w, dot);
+    V::template dots<R, T, kV.bits, kV.start, 8 / kHalves * h, 8 / kHalves>(x, x + kXStart + h, w, dot);
+    typename V::F back[R];  // takes the bias of the dot away again
+    unroll<R>([&](auto r) CARREL_INLINE { back[r] = V::mul(s[r].s[h], V::all(-kDotBias)); });
     unroll<T>([&](auto t) CARREL_INLINE {
-      const typename V::F scale = V::set1(x + 8 * T + t);
-      unroll<R>([&](auto r) CARREL_INLINE { acc[r][t] = V::fma(V::to_float(dot[r][t]), V::mul(s[r].s[h], scale), acc[r][t]); });
+      const int32_t* xt = x + kXWords * t;
+      unroll<R>([&](auto r) CARREL_INLINE {
+        typename V::F v = V::fma(V::as_float(dot[r][t]), s[r].s[h], back[r]);
+        if constexpr (kV.min) v = V::fma(s[r].min, V::set1(xt + kXSum), v);
+        acc[r][t] = V::fma(v, V::set1(xt + kXScale), acc[r][t]);
+      });
     });
   });
-  if constexpr (kV.min) {
-    unroll<T>([&](auto t) CARREL_INLINE {
-      const typename V::F sum = V::set1(x + 11 * T + t);
-      unroll<R>([&](auto r) CARREL_INLINE { acc[r][t] = V::fma(s[r].min, sum, acc[r][t]); });
-    });
-  }
 }
 
 /// Asks for what will be read some groups later: hides memory latency across the 4 KiB borders where hardware prefetch stops.
@@ -147,13 +147,15 @@ void widen(const std::byte* blocks, int64_t n_blocks, WideGroup* out) {
   }
 }
 
-/// Prefill: T tokens x R row blocks, accumulators in registers over n_groups. w: block after block, `stride` groups apart.
+/// Prefill: T tokens x R row blocks, accumulators in registers over n_groups.
 template <class V, Variant kV, int R, int T>
-void tile(const WideGroup* w, int64_t stride, int n_groups, const int32_t* x, float* out) {
+void tile(const WideGroup* w, int64_t stride, int n_groups, const int32_t* x, bool begin, float* out) {
   constexpr int kRows = R * kRowBlock;
   for (int lane = 0; lane < kRowBlock; lane += V::kLanes) {
     typename V::F acc[R][T];
-    unroll<R>([&](auto r) CARREL_INLINE { unroll<T>([&](auto t) CARREL_INLINE { acc[r][t] = V::f32(out + t * kRows + r * kRowBlock + lane); }); });
+    unroll<R>([&](auto r) CARREL_INLINE {
+      unroll<T>([&](auto t) CARREL_INLINE { acc[r][t] = begin ? V::zero() : V::f32(out + t * kRows + r * kRowBlock + lane); });
+    });
     const int32_t* xg = x;
     for (const WideGroup* g = w; g < w + n_groups; g++, xg += kXWords * T) {
       Scales<V> s[R];
@@ -235,14 +237,16 @@ void any_widen(Form form, const std::byte* blocks, int64_t n_blocks, WideGroup* 
 }
 
 template <class V>
-void any_tile(Form form, const WideGroup* w, int64_t stride, int n_row_blocks, int n_groups, const int32_t* x, int t, float* acc) {
+TileFn tile_of(Form form, int n_row_blocks, int t) {
+  TileFn fn = nullptr;
   with_form(form, [&]<Form kForm>() {
     unroll<V::kTile>([&](auto i) {
       unroll<V::kTileBlocks>([&](auto r) {
-        if (t == i + 1 && n_row_blocks == r + 1) tile<V, variant_of<V>(kForm), r + 1, i + 1>(w, stride, n_groups, x, acc);
+        if (t == i + 1 && n_row_blocks == r + 1) fn = tile<V, variant_of<V>(kForm), r + 1, i + 1>;
       });
     });
   });
+  return fn;
 }
 
 /// Most row blocks of 16 that t tokens leave registers for.
