@@ -75,10 +75,10 @@ void emit_block(const LinearOut& out, const float* acc, int64_t token, int64_t r
   }
 }
 
-/// acc: [n][n_blocks][16], rows from first_row on, of which those beyond n_rows are dropped.
-void emit(const LinearOut& out, const float* acc, int n_blocks, int first_token, int n, int64_t first_row) {
+/// acc: block b of token t at `t * token_stride + b * block_stride`; rows from first_row on, of which those beyond n_rows are dropped.
+void emit(const LinearOut& out, const float* acc, int token_stride, int block_stride, int n_blocks, int first_token, int n, int64_t first_row) {
   for (int t = 0; t < n; t++) {
-    for (int b = 0; b < n_blocks; b++, acc += kRowBlock) emit_block(out, acc, first_token + t, first_row + b * kRowBlock);
+    for (int b = 0; b < n_blocks; b++) emit_block(out, acc + t * token_stride + b * block_stride, first_token + t, first_row + b * kRowBlock);
   }
 }
 
@@ -166,20 +166,18 @@ class IntegerProducts {
       c_.k.quantize(c_.x + (first + slot) * c_.x_stride, n_groups_, a.offset, a.halves, int64_t{kXWords} * t, tile_words(i) + kXWords * slot);
   }
 
-  /// acc: [n][p.n * 16]
-  void finish(const Panel& p, const float* acc, int first_token, int n) const {
-    if (gating_ == nullptr) return emit(*p.out, acc, p.n, first_token, n, p.first * kRowBlock);
+  /// acc: [p.n][n][16]
+  void finish(const Panel& p, float* acc, int first_token, int n) const {
+    if (gating_ == nullptr) return emit(*p.out, acc, kRowBlock, n * kRowBlock, p.n, first_token, n, p.first * kRowBlock);
     const int64_t n_rows = p.out->w.n_rows, row = p.first * kRowBlock, valid = std::min<int64_t>(kRowBlock, n_rows - row);
-    if (n < 1) return;  // what the compiler cannot see
-    float sides[2][kMostDirect * kRowBlock], y[kMostDirect * kRowBlock];  // all tokens in one call of the gating
-    for (int t = 0; t < n; t++) {
-      for (size_t i = 0; i < 2; i++, acc += kRowBlock) {
-        float* v = sides[i] + t * kRowBlock;
-        std::memcpy(v, acc, kRowBlock * sizeof(float));
-        for (int64_t r = 0; outs_[i].bias != nullptr && r < valid; r++) v[r] += outs_[i].bias[row + r];
+    for (int i = 0; i < 2; i++) {
+      const float* bias = outs_[static_cast<size_t>(i)].bias;
+      for (int t = 0; bias != nullptr && t < n; t++) {
+        for (int64_t r = 0; r < valid; r++) acc[(i * n + t) * kRowBlock + r] += bias[row + r];
       }
     }
-    gating_->apply(gating_->act, sides[0], sides[1], gating_->limit, n * kRowBlock, y);
+    float y[kMostDirect * kRowBlock];  // all tokens in one call of the gating
+    gating_->apply(gating_->act, acc, acc + n * kRowBlock, gating_->limit, n * kRowBlock, y);
     for (int t = 0; t < n; t++) {
       float* to = gating_->y + (first_token + t) * n_rows + row;
       if (valid == kRowBlock) {
@@ -190,7 +188,7 @@ class IntegerProducts {
     }
   }
 
-  /// Asks for the lines that finish() will touch: they lie a row apart, where no hardware prefetch follows.
+  /// Asks for the lines that the results will touch: they lie a row apart, where no hardware prefetch follows.
   void prefetch(const Panel& p, int first_token, int n) const {
     const LinearOut& o = *p.out;
     const bool sum = gating_ == nullptr && o.sum != nullptr;
@@ -205,35 +203,43 @@ class IntegerProducts {
   }
 
   void direct(const Panel& p) const {
-    float part[kMostDirect * kRowBlock], acc[kMostBlocks * kMostDirect * kRowBlock];
+    float acc[kMostBlocks * kMostDirect * kRowBlock];
+    const Form form = p.out->w.form;
     for (int i = 0; i < tiles_.n; i++) {
       const int first = tiles_.begin(i), t = tiles_.begin(i + 1) - first;
-      for (int b = 0; b < p.n; b++) {
-        const Form form = p.out->w.form;
-        c_.k.row_block(form, row_block(p, b), n_groups_ / layout_of(form).n_groups(), tile_words(i), t, p.n == 1 ? acc : part);
-        for (int j = 0; p.n > 1 && j < t; j++) std::memcpy(acc + (j * p.n + b) * kRowBlock, part + j * kRowBlock, kRowBlock * sizeof(float));
-      }
+      for (int b = 0; b < p.n; b++)
+        c_.k.row_block(form, row_block(p, b), n_groups_ / layout_of(form).n_groups(), tile_words(i), t, acc + b * t * kRowBlock);
       finish(p, acc, first, t);
     }
   }
 
+  /// Whether a tile can write its results itself: whole row blocks, and nothing happens to them but sums.
+  bool writes_itself(const Panel& p) const { return gating_ == nullptr && (p.first + p.n) * kRowBlock <= p.out->w.n_rows; }
+  TileOut results(const Panel& p, int first_token) const {
+    const LinearOut& o = *p.out;
+    const int64_t row = p.first * kRowBlock, at = first_token * o.y_stride + row;
+    return {(o.sum != nullptr ? o.sum : o.y) + at, o.y_stride, kRowBlock, o.bias != nullptr ? o.bias + row : nullptr, o.sum != nullptr ? o.add + at : nullptr};
+  }
+
   void tiles(const Panel& p, int64_t tile_begin, int64_t tile_end) const {
     WideGroup wide[kMostBlocks * kChunkGroups];
-    float acc[(kChunkTokens + kMostDirect) * kMostBlocks * kRowBlock];
+    float acc[(kChunkTokens + kMostDirect) * kMostBlocks * kRowBlock];  // [tile][p.n][t][16]
     const Form form = p.out->w.form;
     const FormLayout l = layout_of(form);
     const int first = tiles_.begin(tile_begin), width = p.n * kRowBlock;
     const int64_t n_blocks = n_groups_ / l.n_groups(), most = kChunkGroups / l.n_groups(), n_steps = (n_blocks + most - 1) / most;
     for (int64_t s = 0; s < n_steps; s++) {
+      const bool last = s + 1 == n_steps, writes = last && writes_itself(p);
       const int64_t from = n_blocks * s / n_steps, n = n_blocks * (s + 1) / n_steps - from;
       for (int b = 0; b < p.n; b++) c_.k.widen(form, row_block(p, b) + from * l.block_bytes(), n, wide + b * kChunkGroups);
       for (int64_t i = tile_begin; i < tile_end; i++) {
         const int at = tiles_.begin(i), t = tiles_.begin(i + 1) - at;
         float* tile_acc = acc + (at - first) * width;
-        if (s + 1 == n_steps) prefetch(p, at, t);
-        const int32_t* x = tile_words(i) + from * l.n_groups() * kXWords * t;
-        c_.k.tile(form, p.n, t)(wide, kChunkGroups, static_cast<int>(n) * l.n_groups(), x, s == 0, tile_acc);
-        if (s + 1 == n_steps) finish(p, tile_acc, at, t);  // here, so that stores drain under the next tile
+        if (last) prefetch(p, at, t);
+        const TileOut out = writes ? results(p, at) : TileOut{tile_acc, kRowBlock, int64_t{t} * kRowBlock};
+        c_.k.tile(form, p.n, t)(wide, kChunkGroups, static_cast<int>(n) * l.n_groups(), tile_words(i) + from * l.n_groups() * kXWords * t,
+                                s == 0 ? nullptr : tile_acc, out);
+        if (last && !writes) finish(p, tile_acc, at, t);  // here, so that stores drain under the next tile
       }
     }
   }
@@ -262,7 +268,7 @@ void plain_product(const Call& c, const LinearOut& out) {
       for (int64_t i = chunk_begin; i < std::min<int64_t>(tiles.n, chunk_begin + chunk); i++) {
         const int first = tiles.begin(i), t = tiles.begin(i + 1) - first;
         c.k.plain(w.form, w.data + rb * block_bytes, w.n_cols, n, c.x + first * c.x_stride, c.x_stride, t, acc);
-        emit(out, acc, n, first, t, rb * kRowBlock);
+        emit(out, acc, n * kRowBlock, kRowBlock, n, first, t, rb * kRowBlock);
       }
     }
   });

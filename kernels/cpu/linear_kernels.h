@@ -26,8 +26,16 @@ struct alignas(64) WideGroup {
   float scale[2][16];  // kI6K: per half
   float min[16];
 };
-/// Adds n_groups to acc[t][n_row_blocks][16] of a tile of t tokens, or begins it; w: row block after row block, `stride` groups apart.
-using TileFn = void (*)(const WideGroup* w, int64_t stride, int n_groups, const int32_t* x, bool begin, float* acc);
+/// Where the results of a tile go: row block b of token t to `to + t * token_stride + b * block_stride`, 16 floats each.
+struct TileOut {
+  float* to = nullptr;
+  int64_t token_stride = 0, block_stride = 0;
+  const float* bias = nullptr;  // [n_row_blocks][16] or null, added first
+  const float* add = nullptr;   // laid out as `to`, or null, added last
+};
+/// Sums n_groups of a tile of t tokens and n_row_blocks row blocks. w: row block after row block, `stride` groups apart; from:
+/// [n_row_blocks][t][16] to go on from, or null for zeros; may be where `out` goes.
+using TileFn = void (*)(const WideGroup* w, int64_t stride, int n_groups, const int32_t* x, const float* from, const TileOut& out);
 
 /// Columns [0, n_groups * 32) of one row block and `n_blocks` packed blocks of it.
 struct LinearKernels {

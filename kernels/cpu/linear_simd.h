@@ -149,12 +149,11 @@ void widen(const std::byte* blocks, int64_t n_blocks, WideGroup* out) {
 
 /// Prefill: T tokens x R row blocks, accumulators in registers over n_groups.
 template <class V, Variant kV, int R, int T>
-void tile(const WideGroup* w, int64_t stride, int n_groups, const int32_t* x, bool begin, float* out) {
-  constexpr int kRows = R * kRowBlock;
+void tile(const WideGroup* w, int64_t stride, int n_groups, const int32_t* x, const float* from, const TileOut& out) {
   for (int lane = 0; lane < kRowBlock; lane += V::kLanes) {
     typename V::F acc[R][T];
     unroll<R>([&](auto r) CARREL_INLINE {
-      unroll<T>([&](auto t) CARREL_INLINE { acc[r][t] = begin ? V::zero() : V::f32(out + t * kRows + r * kRowBlock + lane); });
+      unroll<T>([&](auto t) CARREL_INLINE { acc[r][t] = from == nullptr ? V::zero() : V::f32(from + (r * T + t) * kRowBlock + lane); });
     });
     const int32_t* xg = x;
     for (const WideGroup* g = w; g < w + n_groups; g++, xg += kXWords * T) {
@@ -166,7 +165,15 @@ void tile(const WideGroup* w, int64_t stride, int n_groups, const int32_t* x, bo
       });
       add_group<V, R, T, kV>(xg, s, [&](auto r, auto c) CARREL_INLINE { return V::load(g[r * stride].q + 4 * lane + 64 * c); }, acc);
     }
-    unroll<R>([&](auto r) CARREL_INLINE { unroll<T>([&](auto t) CARREL_INLINE { V::store_f32(out + t * kRows + r * kRowBlock + lane, acc[r][t]); }); });
+    unroll<R>([&](auto r) CARREL_INLINE {
+      if (out.bias != nullptr) {
+        unroll<T>([&](auto t) CARREL_INLINE { acc[r][t] = V::add(acc[r][t], V::f32(out.bias + r * kRowBlock + lane)); });
+      }
+      unroll<T>([&](auto t) CARREL_INLINE {
+        const int64_t at = t * out.token_stride + r * out.block_stride + lane;
+        V::store_f32(out.to + at, out.add != nullptr ? V::add(acc[r][t], V::f32(out.add + at)) : acc[r][t]);
+      });
+    });
   }
 }
 
