@@ -53,6 +53,19 @@ CARREL_INLINE F16 if_less(F16 a, F16 b, F16 x, F16 y) { return {_mm512_mask_blen
 CARREL_INLINE F16 pow2_of_shifted(F16 t) {
   return {_mm512_castsi512_ps(_mm512_add_epi32(shift_left(_mm512_castps_si512(t.v), 23), _mm512_set1_epi32(0x3F800000)))};
 }
+
+/// Sixteen words of 32 bits: sums, or pairs of 16-bit codes.
+struct Words {
+  __v16si v;  // not __m512i: GCC keeps sums of another type than the instruction's in memory
+  CARREL_INLINE static Words set(int32_t x) { return {reinterpret_cast<__v16si>(_mm512_set1_epi32(x))}; }
+  CARREL_INLINE static Words load(const int32_t* p) { return {reinterpret_cast<__v16si>(_mm512_loadu_si512(p))}; }
+};
+/// sum + the products of the pairs of a and b.
+CARREL_INLINE Words add_pairs(Words sum, Words a, Words b) {
+  return {reinterpret_cast<__v16si>(_mm512_dpwssd_epi32(reinterpret_cast<__m512i>(sum.v), reinterpret_cast<__m512i>(a.v), reinterpret_cast<__m512i>(b.v)))};
+}
+CARREL_INLINE F16 to_float(Words x) { return {_mm512_maskz_cvtepi32_ps(kAll, reinterpret_cast<__m512i>(x.v))}; }
+
 /// x in lanes [lo, hi), y elsewhere; any integers.
 CARREL_INLINE F16 if_lane_in(int lo, int hi, F16 x, F16 y) {
   const uint32_t below = hi <= 0 ? 0u : hi >= 16 ? 0xFFFFu : (1u << hi) - 1u;
@@ -112,6 +125,21 @@ CARREL_INLINE __m256 pow2_half(__m256 t) {
   return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_slli_epi32(_mm256_castps_si256(t), 23), _mm256_set1_epi32(0x3F800000)));
 }
 CARREL_INLINE F16 pow2_of_shifted(F16 t) { return {pow2_half(t.a), pow2_half(t.b)}; }
+
+/// Sixteen words of 32 bits: sums, or pairs of 16-bit codes.
+struct Words {
+  __m256i a, b;
+  CARREL_INLINE static Words set(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+  CARREL_INLINE static Words load(const int32_t* p) {
+    return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 8))};
+  }
+};
+/// sum + the products of the pairs of x and y.
+CARREL_INLINE Words add_pairs(Words sum, Words x, Words y) {
+  return {_mm256_add_epi32(sum.a, _mm256_madd_epi16(x.a, y.a)), _mm256_add_epi32(sum.b, _mm256_madd_epi16(x.b, y.b))};
+}
+CARREL_INLINE F16 to_float(Words x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
+
 /// x in lanes [lo, hi), y elsewhere; any integers.
 CARREL_INLINE F16 if_lane_in(int lo, int hi, F16 x, F16 y) {
   const __m256i ma = _mm256_andnot_si256(mask_of(lo, 0), mask_of(hi, 0)), mb = _mm256_andnot_si256(mask_of(lo, 8), mask_of(hi, 8));

@@ -46,18 +46,30 @@ class TileSoftmax {
   static constexpr int kStrip = 16;  // tokens that share a product of scores
 
  public:
-  /// q: [n_tokens * n_heads][dim]
-  TileSoftmax(const VectorKernels& kernels, ThreadScratch& scratch, int n_tokens, int n_heads, int dim, float scale)
-      : k_(kernels), n_tokens_(n_tokens), n_heads_(n_heads), dim_(dim), padded_(padded_dim(dim)), scale_(scale) {
-    keys_ = scratch.keys.get(static_cast<size_t>(dim) * kKeyBlock);
+  /// q: [n_tokens * n_heads][dim]. codes: scores on integers (most_code(dim)), else in float32.
+  TileSoftmax(const VectorKernels& kernels, ThreadScratch& scratch, const float* q, int n_tokens, int n_heads, int dim, float scale, bool codes)
+      : k_(kernels), q_(q), n_tokens_(n_tokens), n_heads_(n_heads), dim_(dim), padded_(padded_dim(dim)), n_words_((dim + 1) / 2), scale_(scale) {
+    const auto n_rows = static_cast<size_t>(n_tokens) * static_cast<size_t>(n_heads);
     values_ = scratch.values.get(static_cast<size_t>(padded_) * kKeyBlock);
-    scores_ = scratch.scores.get(static_cast<size_t>(n_tokens) * static_cast<size_t>(n_heads) * kKeyBlock);
+    scores_ = scratch.scores.get(n_rows * kKeyBlock);
+    if (!codes) {
+      keys_ = scratch.keys.get(static_cast<size_t>(dim) * kKeyBlock);
+      return;
+    }
+    most_ = most_code(dim);
+    const auto n_words = static_cast<size_t>(n_words_);
+    if (scratch.codes.size() < (n_rows + kKeyBlock) * n_words) scratch.codes.resize((n_rows + kKeyBlock) * n_words);
+    key_codes_ = scratch.codes.data();
+    query_codes_ = key_codes_ + kKeyBlock * n_words;
+    key_scales_ = scratch.keys.get(kKeyBlock + n_rows);
+    query_scales_ = key_scales_ + kKeyBlock;
+    for (size_t i = 0; i < n_rows; ++i) query_scales_[i] = k_.encode_row(q + i * static_cast<size_t>(dim), dim, most_, query_codes_ + i * n_words);
   }
 
   /// Adds the keys of the block that begins at index `base`. limit: where the caller's walk ends. row_at(index): the state row; seen(token): what
   /// its queries see.
   template <class RowAt, class SeenOf>
-  void add_block(const float* q, const Partial& part, int64_t base, int64_t limit, const KeySource& source, RowAt row_at, SeenOf seen) {
+  void add_block(const Partial& part, int64_t base, int64_t limit, const KeySource& source, RowAt row_at, SeenOf seen) {
     int lo = kKeyBlock, hi = 0;
     bool all_whole = true;
     for (int t = 0; t < n_tokens_; ++t) {
@@ -74,9 +86,13 @@ class TileSoftmax {
       const int64_t next = base + kKeyBlock, end = std::min(seen(0).hi, limit);
       for (int64_t i = next; i < std::min(end, next + kKeyBlock); ++i) prefetch(row_at(i), source);
     }
-    k_.load_keys(rows, source.dtype, source.key_begin, dim_, lo, hi, keys_);
+    if (key_codes_ != nullptr) {
+      k_.encode_keys(rows, source.dtype, source.key_begin, dim_, lo, hi, most_, key_codes_, key_scales_);
+    } else {
+      k_.load_keys(rows, source.dtype, source.key_begin, dim_, lo, hi, keys_);
+    }
     k_.load_values(rows, source.dtype, source.value_begin, dim_, lo, hi, values_);
-    for (int t = 0; t < n_tokens_; t += kStrip) score_strip(q, t, std::min(kStrip, n_tokens_ - t), base, seen);
+    for (int t = 0; t < n_tokens_; t += kStrip) score_strip(t, std::min(kStrip, n_tokens_ - t), base, seen);
     if (all_whole) return add_scores(part, 0, n_tokens_, 0, kKeyBlock);
     for (int t = 0; t < n_tokens_; ++t) {
       const auto [a, b] = inside(seen(t), base);
@@ -93,11 +109,16 @@ class TileSoftmax {
   }
   /// Scores of n tokens, up to the last key that one of them sees: most of the block beyond the diagonal is left out.
   template <class SeenOf>
-  void score_strip(const float* q, int token, int n, int64_t base, SeenOf seen) {
+  void score_strip(int token, int n, int64_t base, SeenOf seen) {
     int end = 0;
     for (int t = token; t < token + n; ++t) end = std::max(end, inside(seen(t), base).hi);
     const ptrdiff_t row = static_cast<ptrdiff_t>(token) * n_heads_;
-    k_.product(n * n_heads_, (end + 15) / 16, dim_, q + row * dim_, dim_, keys_, kKeyBlock, scores_ + row * kKeyBlock, kKeyBlock, false);
+    float* scores = scores_ + row * kKeyBlock;
+    if (key_codes_ != nullptr) {
+      k_.product_codes(n * n_heads_, (end + 15) / 16, n_words_, query_codes_ + row * n_words_, query_scales_ + row, key_codes_, key_scales_, scores);
+    } else {
+      k_.product(n * n_heads_, (end + 15) / 16, dim_, q_ + row * dim_, dim_, keys_, kKeyBlock, scores, kKeyBlock, false);
+    }
   }
   /// Keys [lo, hi) of the block for the queries of some tokens, which all see them.
   void add_scores(const Partial& part, int token, int n_tokens, int lo, int hi) {
@@ -124,9 +145,12 @@ class TileSoftmax {
   }
 
   const VectorKernels& k_;
-  int n_tokens_, n_heads_, dim_, padded_;
-  float scale_;
-  float *keys_, *values_, *scores_;
+  const float* q_;
+  int n_tokens_, n_heads_, dim_, padded_, n_words_;
+  float scale_, most_ = 0;
+  float *keys_ = nullptr, *values_, *scores_;                             // keys_: without codes
+  int32_t *key_codes_ = nullptr, *query_codes_ = nullptr;                 // with codes
+  float *key_scales_ = nullptr, *query_scales_ = nullptr;
 };
 
 /// Adds row `row` of `part` to row `into` of `total`; the first part is copied.

@@ -50,6 +50,7 @@ struct TokenTile {
 struct ThreadScratch {
   Floats queries, scores, keys, values, partial, total;  // attention
   Floats rows;                                           // other ops
+  std::vector<int32_t> codes;                            // attention on integers
   std::vector<uint64_t> ranks;
   std::vector<const float*> pointers;
 };

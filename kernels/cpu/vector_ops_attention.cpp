@@ -13,6 +13,7 @@ struct Plain {
   const float* q;
   const StateRows& kv;
   const AttentionArgs& args;
+  bool codes;  // scores on integers
   float* y;
 
   int group() const { return args.n_heads / args.n_kv_heads; }
@@ -37,13 +38,13 @@ struct Plain {
   /// The keys of one split.
   void partial(const TokenTile& t, int kv_head, const float* queries, int64_t split, ThreadScratch& scratch, const Partial& part) const {
     part.clear(t.n * group(), padded());
-    TileSoftmax softmax(k, scratch, t.n, group(), args.head_dim, args.scale);
+    TileSoftmax softmax(k, scratch, queries, t.n, group(), args.head_dim, args.scale, codes);
     const KeySource source{kv.layout.dtype, kv_head * args.head_dim, (args.n_kv_heads + kv_head) * args.head_dim};
     const int64_t begin = std::max(split * kSplit, first_key(t.position) / kKeyBlock * kKeyBlock);
     const int64_t end = std::min((split + 1) * kSplit, static_cast<int64_t>(t.position) + t.n);
     for (int64_t base = begin; base < end; base += kKeyBlock) {
       softmax.add_block(
-          queries, part, base, end, source, [&](int64_t r) { return kv.row(*t.seq, r); }, [&](int i) { return seen(t.position + i); });
+          part, base, end, source, [&](int64_t r) { return kv.row(*t.seq, r); }, [&](int i) { return seen(t.position + i); });
     }
   }
 
@@ -96,7 +97,7 @@ void VectorOps::make_tiles(const Batch& batch, int n_tokens) {
 }
 
 void VectorOps::attention(const float* q, const StateRows& kv, const AttentionArgs& args, const Batch& batch, float* y) {
-  const Plain plain{k_, q, kv, args, y};
+  const Plain plain{k_, q, kv, args, fast_, y};
   make_tiles(batch, std::max(1, kTileQueries / plain.group()));
   const auto n_tasks = static_cast<int64_t>(tiles_.size()) * args.n_kv_heads;
   int64_t n_splits = 1;

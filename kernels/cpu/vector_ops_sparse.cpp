@@ -32,12 +32,12 @@ struct Sparse {
     const float* queries = tile_queries(t, head, n_heads, scratch);
     const Partial total = Partial::at(scratch.total.get(Partial::floats(n_rows, padded())), n_rows);
     total.clear(n_rows, padded());
-    TileSoftmax softmax(k, scratch, t.n, n_heads, args.head_dim, args.scale);
+    TileSoftmax softmax(k, scratch, queries, t.n, n_heads, args.head_dim, args.scale, false);
     const KeySource source{window.layout.dtype, 0, 0};
     const int64_t end = t.position + t.n;
     for (int64_t base = seen(t.position).lo / kKeyBlock * kKeyBlock; base < end; base += kKeyBlock) {
       softmax.add_block(
-          queries, total, base, end, source, [&](int64_t r) { return window.row(*t.seq, r); }, [&](int i) { return seen(t.position + i); });
+          total, base, end, source, [&](int64_t r) { return window.row(*t.seq, r); }, [&](int i) { return seen(t.position + i); });
     }
     if (compressed && !selected) {
       add_compressed(t, n_heads, queries, nullptr, total, 0, scratch);
@@ -77,11 +77,11 @@ struct Sparse {
     const KeySource source{compressed->layout.dtype, 0, 0};
     for (int64_t begin = 0; begin < most; begin += kSplit) {
       part.clear(n_rows, padded());
-      TileSoftmax softmax(k, scratch, t.n, n_heads, args.head_dim, args.scale);
+      TileSoftmax softmax(k, scratch, queries, t.n, n_heads, args.head_dim, args.scale, false);
       const int64_t end = std::min(most, begin + kSplit);
       for (int64_t base = begin; base < end; base += kKeyBlock) {
         softmax.add_block(
-            queries, part, base, end, source, [&](int64_t r) { return compressed->row(*t.seq, chosen ? chosen[r] : r); },
+            part, base, end, source, [&](int64_t r) { return compressed->row(*t.seq, chosen ? chosen[r] : r); },
             [&](int i) { return Seen{0, n_ranks(i)}; });
       }
       for (int r = 0; r < n_rows; ++r) {

@@ -1,0 +1,133 @@
+// Scores on integers: queries and keys as codes of up to 15 bits with one scale per vector, their dots exact, so the order of adding is free and every
+// instruction path has the same bits. Half the instructions of float32 where 16-bit dots exist. Part of vector_kernels_impl.h.
+#pragma once
+#include "kernels/cpu/code_scale.h"
+#include "kernels/cpu/state_rows_simd.h"
+
+namespace carrel::cpu {
+inline namespace CARREL_SIMD_NS {
+namespace {
+
+/// Bits of the largest magnitude of `dim` values; those of a NaN are above all others.
+template <class Load8, class Load1>
+CARREL_INLINE float top_of(int dim, Load8 load8_at, Load1 load1_at) {
+  const __m256i mask = _mm256_set1_epi32(0x7FFFFFFF);
+  __m256i top = _mm256_setzero_si256();
+  int k = 0;
+  for (; k + 8 <= dim; k += 8) top = _mm256_max_epi32(top, _mm256_and_si256(_mm256_castps_si256(load8_at(k)), mask));
+  __m128i m = _mm_max_epi32(_mm256_castsi256_si128(top), _mm256_extracti128_si256(top, 1));
+  m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0x4E));
+  m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0xB1));
+  int32_t most = _mm_cvtsi128_si32(m);
+  for (; k < dim; ++k) {
+    const int32_t bits = __builtin_bit_cast(int32_t, load1_at(k)) & 0x7FFFFFFF;
+    most = bits > most ? bits : most;
+  }
+  return __builtin_bit_cast(float, most);
+}
+
+/// Sixteen values to sixteen codes, in order.
+CARREL_INLINE __m256i codes16(__m256 low, __m256 high, __m256 inverse) {
+  const __m256i a = _mm256_cvtps_epi32(_mm256_mul_ps(low, inverse)), b = _mm256_cvtps_epi32(_mm256_mul_ps(high, inverse));
+  return _mm256_permute4x64_epi64(_mm256_packs_epi32(a, b), 0xD8);
+}
+/// Code `at` of an array of words.
+CARREL_INLINE void put_code(int32_t* words, int at, float x, float inverse) {
+  const auto code = static_cast<int16_t>(_mm_cvtss_si32(_mm_set_ss(x * inverse)));
+  __builtin_memcpy(reinterpret_cast<std::byte*>(words) + 2 * at, &code, 2);
+}
+
+float encode_row(const float* x, int dim, float most, int32_t* words) {
+  const CodeScale s = code_scale(
+      top_of(dim, [x](int k) { return _mm256_loadu_ps(x + k); }, [x](int k) { return x[k]; }), most);
+  int k = 0;
+  for (; k + 16 <= dim; k += 16) {
+    const __m256i c = codes16(_mm256_loadu_ps(x + k), _mm256_loadu_ps(x + k + 8), _mm256_set1_ps(s.inverse));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(words + k / 2), c);
+  }
+  for (; k < dim; ++k) put_code(words, k, x[k], s.inverse);
+  if (dim % 2 != 0) put_code(words, dim, 0.0f, 0.0f);
+  return s.scale;
+}
+
+template <DType kType>
+CARREL_INLINE void encode_keys_of(const std::byte* const* rows, int begin, int dim, int lo, int hi, float most, int32_t* kt, float* scales) {
+  for (int i = lo / 8 * 8; i < hi; i += 8) {
+    const std::byte* row[8];
+    float inverse[8];
+    for (int j = 0; j < 8; ++j) {
+      const std::byte* r = row[j] = rows[i + j < lo ? lo : i + j < hi ? i + j : hi - 1];  // lanes beside [lo, hi): any row that is there
+      const CodeScale s = code_scale(
+          top_of(dim, [=](int k) { return load8(r, kType, begin + k); }, [=](int k) { return load1(r, kType, begin + k); }), most);
+      scales[i + j] = s.scale;
+      inverse[j] = s.inverse;
+    }
+    int k = 0;
+    for (; k + 16 <= dim; k += 16) {
+      __m256 r[8];
+#pragma GCC unroll 8
+      for (int j = 0; j < 8; ++j)
+        r[j] = _mm256_castsi256_ps(codes16(load8(row[j], kType, begin + k), load8(row[j], kType, begin + k + 8), _mm256_set1_ps(inverse[j])));
+      transpose8(r, reinterpret_cast<float*>(kt) + k / 2 * kKeyBlock + i);
+    }
+    for (; k < dim; ++k) {
+      for (int j = 0; j < 8; ++j) put_code(kt, (k / 2 * kKeyBlock + i + j) * 2 + k % 2, load1(row[j], kType, begin + k), inverse[j]);
+    }
+    for (int j = 0; dim % 2 != 0 && j < 8; ++j) put_code(kt, (dim / 2 * kKeyBlock + i + j) * 2 + 1, 0.0f, 0.0f);
+  }
+}
+
+void encode_keys(const std::byte* const* rows, DType dtype, int begin, int dim, int lo, int hi, float most, int32_t* kt, float* scales) {
+  if (dtype == DType::kF32) {
+    encode_keys_of<DType::kF32>(rows, begin, dim, lo, hi, most, kt, scales);
+  } else {
+    encode_keys_of<DType::kBF16>(rows, begin, dim, lo, hi, most, kt, scales);
+  }
+}
+
+/// R rows by N registers of 16 keys, sums in registers.
+template <int R, int N>
+CARREL_INLINE void code_tile(int n_words, const int32_t* a, const float* a_scales, const int32_t* kt, const float* kt_scales, float* c) {
+  Words sum[R][N];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+    for (int j = 0; j < N; ++j) sum[r][j] = Words::set(0);
+  }
+  for (int k = 0; k < n_words; ++k) {
+    Words key[N];
+#pragma GCC unroll 8
+    for (int j = 0; j < N; ++j) key[j] = Words::load(kt + k * kKeyBlock + j * kLanes);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const Words x = Words::set(a[r * n_words + k]);
+#pragma GCC unroll 8
+      for (int j = 0; j < N; ++j) sum[r][j] = add_pairs(sum[r][j], key[j], x);
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+    for (int j = 0; j < N; ++j) (to_float(sum[r][j]) * F16::load(kt_scales + j * kLanes) * F16::set(a_scales[r])).store(c + r * kKeyBlock + j * kLanes);
+  }
+}
+
+template <int N>
+CARREL_INLINE void code_columns(int m, int n_words, const int32_t* a, const float* a_scales, const int32_t* kt, const float* kt_scales, float* c) {
+  int i = 0;
+  for (; i + 6 <= m; i += 6) code_tile<6, N>(n_words, a + i * n_words, a_scales + i, kt, kt_scales, c + i * kKeyBlock);
+  for (; i < m; ++i) code_tile<1, N>(n_words, a + i * n_words, a_scales + i, kt, kt_scales, c + i * kKeyBlock);
+}
+
+void product_codes(int m, int n16, int n_words, const int32_t* a, const float* a_scales, const int32_t* kt, const float* kt_scales, float* c) {
+  int j = 0;
+#ifdef __AVX512F__
+  for (; j + 4 <= n16; j += 4) code_columns<4>(m, n_words, a, a_scales, kt + j * kLanes, kt_scales + j * kLanes, c + j * kLanes);
+  for (; j + 2 <= n16; j += 2) code_columns<2>(m, n_words, a, a_scales, kt + j * kLanes, kt_scales + j * kLanes, c + j * kLanes);
+#endif
+  for (; j < n16; ++j) code_columns<1>(m, n_words, a, a_scales, kt + j * kLanes, kt_scales + j * kLanes, c + j * kLanes);
+}
+
+}  // namespace
+}  // namespace CARREL_SIMD_NS
+}  // namespace carrel::cpu
