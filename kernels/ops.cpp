@@ -20,6 +20,12 @@ void Ops::gated_linears(const LinearOut& gate, const LinearOut& up, Act act, flo
   gated(act, gate.y, up.y, limit, n_tokens * gate.w.n_rows, y);
 }
 
+void Ops::feed_forward(const LinearOut& gate, const LinearOut& up, Act act, float limit, const LinearOut& down, const float* x, int64_t x_stride,
+                       int n_tokens, float* mid) {
+  gated_linears(gate, up, act, limit, x, x_stride, n_tokens, mid);
+  linears(std::span(&down, 1), mid, down.w.n_cols, n_tokens);
+}
+
 void make_rope_table(const RopeSpec& spec, std::span<const int32_t> positions, RopeTable& table) {
   table.half = static_cast<int>(spec.inv_freq.size());
   table.cos.resize(positions.size() * spec.inv_freq.size());

@@ -127,6 +127,9 @@ class Ops {
   /// y = gated(act, gate, up, limit), contiguous; the same bits as the ops one by one. gate and up have one shape; their y, contiguous too, may be left
   /// unwritten.
   virtual void gated_linears(const LinearOut& gate, const LinearOut& up, Act act, float limit, const float* x, int64_t x_stride, int n_tokens, float* y);
+  /// down of that, with mid in the place of y: it may be left unwritten.
+  virtual void feed_forward(const LinearOut& gate, const LinearOut& up, Act act, float limit, const LinearOut& down, const float* x, int64_t x_stride,
+                            int n_tokens, float* mid);
   /// y = x / rms(x) * weight over each of n_rows rows of `dim`; weight may be null. In place allowed.
   virtual void rms_norm(const float* x, const float* weight, float eps, int64_t n_rows, int dim, float* y) = 0;
   /// In place on [n_tokens][n_heads * head_dim].

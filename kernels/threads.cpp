@@ -1,4 +1,5 @@
-// A team of threads for loops over output elements. Each member owns one contiguous share and works through it in a few claims; one that
+// A team of threads for loops over output elements. Each member owns one contiguous share and works through it in claims of half of what is left, so
+// that little is being worked on when others run out; one that
 // has finished takes over what a late member (asleep, or on a core that is busy with something else) has not claimed, so that a loop never
 // waits for a thread that has not begun. Which thread computes an element does not change it, so claims need no order. Must not be entered
 // from inside fn.
@@ -17,7 +18,7 @@ namespace carrel {
 namespace {
 
 constexpr int kSpins = 800;  // pauses before a thread sleeps: 10-40 µs, about the serial gap between two loops of a step
-constexpr int64_t kClaimsPerMember = 4;
+constexpr int64_t kLeastShares = 16;  // a claim is at least this part of a member's share
 
 /// Units [next, end) that nobody has claimed, in one word: a claim that succeeds is valid for the job installed at that moment, and keeps
 /// it open.
@@ -78,7 +79,7 @@ struct ThreadTeam::Impl {
       uint64_t range = s.range.load();
       while (static_cast<uint32_t>(range >> 32) < static_cast<uint32_t>(range)) {
         const int64_t next = static_cast<int64_t>(range >> 32), end = static_cast<uint32_t>(range);
-        const int64_t until = std::min(end, next + claim.load(std::memory_order_relaxed));
+        const int64_t until = std::min(end, next + std::max((end - next + 1) / 2, least.load(std::memory_order_relaxed)));
         if (!s.range.compare_exchange_weak(range, pack(until, end))) continue;
         (*fn)(next* grain, std::min(until * grain, total));
         if (remaining.fetch_sub(until - next) == until - next && caller_sleeps.load()) signal(done);
@@ -97,7 +98,7 @@ struct ThreadTeam::Impl {
     fn = &f;
     grain = grain_in;
     total = n;
-    claim.store(std::max<int64_t>(1, units / (members * kClaimsPerMember)), std::memory_order_relaxed);
+    least.store(std::max<int64_t>(1, units / (members * kLeastShares)), std::memory_order_relaxed);
     remaining.store(units);
     for (int64_t i = 0; i < members; i++) shares[static_cast<size_t>(i)].range.store(pack(units * i / members, units * (i + 1) / members));
     epoch.fetch_add(1);
@@ -122,7 +123,7 @@ struct ThreadTeam::Impl {
   int64_t grain = 1, total = 0;
   std::vector<Share> shares;
 
-  std::atomic<int64_t> claim{1};
+  std::atomic<int64_t> least{1};  // units of a claim
   std::atomic<int64_t> remaining{0};  // units not yet computed
   std::atomic<uint32_t> epoch{0};
   std::atomic<int> sleepers{0};

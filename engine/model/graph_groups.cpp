@@ -19,11 +19,16 @@ class Grouping {
   NodeGroup at(size_t i) const {
     const auto* first = as<node::Linear>(i);
     if (first == nullptr) return {NodeGroup::Kind::kNode, i, i + 1};
-    if (gated(i)) return {NodeGroup::Kind::kGatedLinears, i, i + 3};
+    if (gated(i)) {
+      const auto& mid = *as<node::Gated>(i + 2);
+      const auto* down = as<node::Linear>(i + 3);
+      if (down == nullptr || down->x != mid.y || down->x_begin != 0 || down->w.n_cols != first->w.n_rows || n_reads_[static_cast<size_t>(mid.y)] != 1)
+        return {NodeGroup::Kind::kGatedLinears, i, i + 3};
+      return {NodeGroup::Kind::kFeedForward, i, adds(i + 3) ? i + 5 : i + 4};
+    }
     size_t end = i + 1;
     while (same_x(*first, as<node::Linear>(end)) && !gated(end)) end++;
-    const auto* add = as<node::Add>(end);
-    if (end == i + 1 && add != nullptr && add->a != add->b && (add->a == first->y || add->b == first->y) && whole_and_read_once(*first)) end++;
+    if (end == i + 1 && adds(i)) end++;
     return {NodeGroup::Kind::kLinears, i, end};
   }
 
@@ -38,6 +43,12 @@ class Grouping {
   bool whole_and_read_once(const node::Linear& n) const {
     const auto y = static_cast<size_t>(n.y);
     return n.y_begin == 0 && n.w.n_rows == g_.values[y].width && n_reads_[y] == 1;
+  }
+  /// Node i is a Linear, the next one the Add that alone reads it.
+  bool adds(size_t i) const {
+    const auto& n = *as<node::Linear>(i);
+    const auto* add = as<node::Add>(i + 1);
+    return add != nullptr && add->a != add->b && (add->a == n.y || add->b == n.y) && whole_and_read_once(n);
   }
   bool gated(size_t i) const {
     const auto *a = as<node::Linear>(i), *b = as<node::Linear>(i + 1);

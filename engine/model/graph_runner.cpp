@@ -96,6 +96,10 @@ struct GraphRunner::Impl {
   void operator()(const node::HcHead& n) { ops->hc_head(f(n.x), n.args, rows(n.x), f(n.y)); }
 
   LinearOut out_of(const node::Linear& n) const { return {n.w, n.bias, f(n.y) + n.y_begin, width(n.y)}; }
+  void add_to(LinearOut& out, const node::Linear& n, const node::Add& add) const {
+    out.add = f(add.a == n.y ? add.b : add.a);
+    out.sum = f(add.y);
+  }
   template <class T>
   const T& at(size_t i) const {
     return std::get<T>(graph->nodes[i]);
@@ -110,11 +114,18 @@ struct GraphRunner::Impl {
       ops->gated_linears(out_of(first), out_of(at<node::Linear>(g.begin + 1)), n.act, n.limit, x, width(first.x), rows(first.x), f(n.y));
       return;
     }
+    if (g.kind == NodeGroup::Kind::kFeedForward) {
+      const auto& n = at<node::Gated>(g.begin + 2);
+      const auto& down = at<node::Linear>(g.begin + 3);
+      LinearOut out = out_of(down);
+      if (g.end == g.begin + 5) add_to(out, down, at<node::Add>(g.begin + 4));
+      ops->feed_forward(out_of(first), out_of(at<node::Linear>(g.begin + 1)), n.act, n.limit, out, x, width(first.x), rows(first.x), f(n.y));
+      return;
+    }
     outs.clear();
     for (size_t i = g.begin; i < g.end; ++i) {
       if (const auto* add = std::get_if<node::Add>(&graph->nodes[i])) {
-        outs[0].add = f(add->a == first.y ? add->b : add->a);
-        outs[0].sum = f(add->y);
+        add_to(outs[0], first, *add);
       } else {
         outs.push_back(out_of(at<node::Linear>(i)));
       }

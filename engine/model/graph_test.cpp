@@ -68,21 +68,21 @@ TEST(GraphGroups, NeighboursThatShareAnInputOrFeedEachOtherRunAsOne) {
   const auto model = load("llama");
   ASSERT_TRUE(model);
   const Graph& g = model->graph;
-  int n_together = 0, n_gated = 0, n_sums = 0;
+  int n_together = 0, n_feeds = 0, n_sums = 0;
   size_t next = 0;
   for (const NodeGroup& group : group_nodes(g)) {
     EXPECT_EQ(group.begin, next);
     next = group.end;
     const size_t n = group.end - group.begin;
-    if (group.kind == NodeGroup::Kind::kGatedLinears) n_gated++;
+    if (group.kind == NodeGroup::Kind::kFeedForward) n_feeds++;
     if (group.kind == NodeGroup::Kind::kLinears && n == 3) n_together++;
-    if (n == 2 && std::holds_alternative<node::Add>(g.nodes[group.end - 1])) n_sums++;
+    if (n > 1 && std::holds_alternative<node::Add>(g.nodes[group.end - 1])) n_sums++;
   }
   EXPECT_EQ(next, g.nodes.size());
   int n_layers = 0;
   for (const Node& node : g.nodes) n_layers += std::holds_alternative<node::Attention>(node) ? 1 : 0;
   EXPECT_EQ(n_together, n_layers) << "q, k and v";
-  EXPECT_EQ(n_gated, n_layers);
+  EXPECT_EQ(n_feeds, n_layers);
   EXPECT_EQ(n_sums, 2 * n_layers) << "residuals of attention and mlp";
 }
 

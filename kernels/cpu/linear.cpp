@@ -100,37 +100,56 @@ Activations activations_of(Form form, const LinearKernels& k) {
   return {form == Form::kI8 ? k.int_offset_i8 : l.offset, l.n_sub_scales == 2};
 }
 
-/// Products of integer forms over the same activations. With a gating, outs are gate and up, and their rows meet before they leave the stack.
+int32_t* grown(std::vector<int32_t>& words, int64_t n) {
+  if (words.size() < static_cast<size_t>(n)) words.resize(static_cast<size_t>(n));
+  return words.data();
+}
+
+/// Quantized activations that gated rows become: [tile][group][token] words, as quantize_tile writes them.
+struct Coded {
+  int32_t* words;
+  Activations form;
+};
+
+/// Products of integer forms over the same activations. With a gating, outs are gate and up, and their rows meet before they leave the stack; with
+/// `coded` they leave it as activations of the next product, two row blocks at a time.
 class IntegerProducts {
  public:
-  IntegerProducts(const Call& call, std::span<const LinearOut> outs, const Gating* gating, Scratch& scratch)
+  IntegerProducts(const Call& call, std::span<const LinearOut> outs, const Gating* gating, int32_t* words, const Coded* coded = nullptr)
       : c_(call),
         outs_(outs),
         gating_(gating),
+        coded_(coded),
         n_groups_(outs[0].w.n_cols / 32),
-        direct_(call.k.widen == nullptr || call.n_tokens <= call.k.int_direct),
-        tiles_(call.n_tokens, direct_ ? call.k.int_direct : call.k.int_tile) {
-    const auto need = static_cast<size_t>(n_groups_ * kXWords * c_.n_tokens);
-    if (scratch.words.size() < need) scratch.words.resize(need);
-    words_ = scratch.words.data();
+        direct_(is_direct(call)),
+        tiles_(call.n_tokens, direct_ ? call.k.int_direct : call.k.int_tile),
+        words_(words) {
     for (const LinearOut& o : outs.first(gating == nullptr ? outs.size() : 1)) n_panels_ += n_panels(o);
   }
 
-  void run() {
+  static bool is_direct(const Call& call) { return call.k.widen == nullptr || call.n_tokens <= call.k.int_direct; }
+  static int64_t n_words(const Call& call, int64_t n_cols) { return n_cols / 32 * kXWords * call.n_tokens; }
+
+  void quantize() const {
     split(c_.team, outs_[0].w.n_cols * c_.n_tokens * 4, tiles_.n, 1, [&](int64_t b, int64_t e) {
       for (int64_t i = b; i < e; i++) quantize_tile(i);
     });
+  }
+
+  void multiply() const {
     // All row blocks for one chunk of tokens, then the next chunk: its activations and output pages stay near.
     const int64_t n_chunks = direct_ ? 1 : (c_.n_tokens + kChunkTokens - 1) / kChunkTokens;
     int64_t work = 0;
     for (const LinearOut& o : outs_) work += o.w.n_rows * o.w.n_cols * c_.n_tokens;
     split(c_.team, work, n_panels_ * n_chunks, 1, [&](int64_t b, int64_t e) {
       for (int64_t u = b; u < e; u++) {
-        const Panel p = panel(u % n_panels_);
+        const int64_t i = u % n_panels_, tile_begin = tiles_.n * (u / n_panels_) / n_chunks, tile_end = tiles_.n * (u / n_panels_ + 1) / n_chunks;
         if (direct_) {
-          direct(p);
+          direct(panel(i));
+        } else if (coded_ != nullptr) {
+          coded_tiles(i, tile_begin, tile_end);
         } else {
-          tiles(p, tiles_.n * (u / n_panels_) / n_chunks, tiles_.n * (u / n_panels_ + 1) / n_chunks);
+          tiles(panel(i), tile_begin, tile_end, gated_rows());
         }
       }
     });
@@ -144,7 +163,16 @@ class IntegerProducts {
     int n;
   };
 
-  int step() const { return gating_ != nullptr || direct_ ? 1 : c_.k.tile_blocks; }
+  /// Where gated rows go: token `first` begins at y.
+  struct Rows {
+    float* y;
+    int64_t stride;
+    int first;
+    float* at(int64_t token, int64_t row) const { return y + (token - first) * stride + row; }
+  };
+  Rows gated_rows() const { return gating_ == nullptr ? Rows{} : Rows{gating_->y, outs_[0].w.n_rows, 0}; }
+
+  int step() const { return coded_ != nullptr ? 2 : gating_ != nullptr || direct_ ? 1 : c_.k.tile_blocks; }
   int64_t n_panels(const LinearOut& o) const { return (n_row_blocks(o.w) + step() - 1) / step(); }
   Panel panel(int64_t i) const {
     if (gating_ != nullptr) return {&outs_[0], i, 2};
@@ -167,7 +195,7 @@ class IntegerProducts {
   }
 
   /// acc: [p.n][n][16]
-  void finish(const Panel& p, float* acc, int first_token, int n) const {
+  void finish(const Panel& p, float* acc, int first_token, int n, const Rows& gated) const {
     if (gating_ == nullptr) return emit(*p.out, acc, kRowBlock, n * kRowBlock, p.n, first_token, n, p.first * kRowBlock);
     const int64_t n_rows = p.out->w.n_rows, row = p.first * kRowBlock, valid = std::min<int64_t>(kRowBlock, n_rows - row);
     for (int i = 0; i < 2; i++) {
@@ -179,7 +207,7 @@ class IntegerProducts {
     float y[kMostDirect * kRowBlock];  // all tokens in one call of the gating
     gating_->apply(gating_->act, acc, acc + n * kRowBlock, gating_->limit, n * kRowBlock, y);
     for (int t = 0; t < n; t++) {
-      float* to = gating_->y + (first_token + t) * n_rows + row;
+      float* to = gated.at(first_token + t, row);
       if (valid == kRowBlock) {
         std::memcpy(to, y + t * kRowBlock, kRowBlock * sizeof(float));
       } else {
@@ -189,15 +217,17 @@ class IntegerProducts {
   }
 
   /// Asks for the lines that the results will touch: they lie a row apart, where no hardware prefetch follows.
-  void prefetch(const Panel& p, int first_token, int n) const {
+  void prefetch(const Panel& p, int first_token, int n, const Rows& gated) const {
     const LinearOut& o = *p.out;
-    const bool sum = gating_ == nullptr && o.sum != nullptr;
-    const int64_t stride = gating_ != nullptr ? o.w.n_rows : o.y_stride, n_floats = gating_ != nullptr ? kRowBlock : p.n * kRowBlock;
-    const float* target = gating_ != nullptr ? gating_->y : sum ? o.sum : o.y;
-    for (int t = 0; t < n; t++) {
-      for (int64_t at = (first_token + t) * stride + p.first * kRowBlock, end = at + n_floats; at < end; at += 16) {
-        __builtin_prefetch(target + at, 1);
-        if (sum) __builtin_prefetch(o.add + at);
+    for (int t = first_token; t < first_token + n; t++) {
+      const int64_t row = p.first * kRowBlock;
+      if (gating_ != nullptr) {
+        __builtin_prefetch(gated.at(t, row), 1);
+        continue;
+      }
+      for (int64_t at = t * o.y_stride + row, end = at + p.n * kRowBlock; at < end; at += kRowBlock) {
+        __builtin_prefetch((o.sum != nullptr ? o.sum : o.y) + at, 1);
+        if (o.sum != nullptr) __builtin_prefetch(o.add + at);
       }
     }
   }
@@ -209,7 +239,7 @@ class IntegerProducts {
       const int first = tiles_.begin(i), t = tiles_.begin(i + 1) - first;
       for (int b = 0; b < p.n; b++)
         c_.k.row_block(form, row_block(p, b), n_groups_ / layout_of(form).n_groups(), tile_words(i), t, acc + b * t * kRowBlock);
-      finish(p, acc, first, t);
+      finish(p, acc, first, t, gated_rows());
     }
   }
 
@@ -221,7 +251,20 @@ class IntegerProducts {
     return {(o.sum != nullptr ? o.sum : o.y) + at, o.y_stride, kRowBlock, o.bias != nullptr ? o.bias + row : nullptr, o.sum != nullptr ? o.add + at : nullptr};
   }
 
-  void tiles(const Panel& p, int64_t tile_begin, int64_t tile_end) const {
+  void coded_tiles(int64_t i, int64_t tile_begin, int64_t tile_end) const {
+    float y[(kChunkTokens + kMostDirect) * 2 * kRowBlock];  // [token][32]
+    const int first = tiles_.begin(tile_begin);
+    for (int64_t half = 0; half < 2; half++)
+      tiles({&outs_[0], 2 * i + half, 2}, tile_begin, tile_end, {y - 2 * kRowBlock * i, 2 * kRowBlock, first});
+    const int64_t n_groups = outs_[0].w.n_rows / 32;
+    for (int64_t tile = tile_begin; tile < tile_end; tile++) {
+      const int at = tiles_.begin(tile), t = tiles_.begin(tile + 1) - at;
+      int32_t* words = coded_->words + (at * n_groups + i * t) * kXWords;
+      c_.k.quantize(y + (at - first) * 2 * kRowBlock, t, coded_->form.offset, coded_->form.halves, kXWords, words);  // a group per token
+    }
+  }
+
+  void tiles(const Panel& p, int64_t tile_begin, int64_t tile_end, const Rows& gated) const {
     WideGroup wide[kMostBlocks * kChunkGroups];
     float acc[(kChunkTokens + kMostDirect) * kMostBlocks * kRowBlock];  // [tile][p.n][t][16]
     const Form form = p.out->w.form;
@@ -235,11 +278,11 @@ class IntegerProducts {
       for (int64_t i = tile_begin; i < tile_end; i++) {
         const int at = tiles_.begin(i), t = tiles_.begin(i + 1) - at;
         float* tile_acc = acc + (at - first) * width;
-        if (last) prefetch(p, at, t);
+        if (last) prefetch(p, at, t, gated);
         const TileOut out = writes ? results(p, at) : TileOut{tile_acc, kRowBlock, int64_t{t} * kRowBlock};
         c_.k.tile(form, p.n, t)(wide, kChunkGroups, static_cast<int>(n) * l.n_groups(), tile_words(i) + from * l.n_groups() * kXWords * t,
                                 s == 0 ? nullptr : tile_acc, out);
-        if (last && !writes) finish(p, tile_acc, at, t);  // here, so that stores drain under the next tile
+        if (last && !writes) finish(p, tile_acc, at, t, gated);  // here, so that stores drain under the next tile
       }
     }
   }
@@ -247,6 +290,7 @@ class IntegerProducts {
   const Call& c_;
   std::span<const LinearOut> outs_;
   const Gating* gating_;
+  const Coded* coded_;
   int64_t n_groups_, n_panels_ = 0;
   bool direct_;  // few tokens: straight from the packed blob
   Tiles tiles_;
@@ -301,24 +345,50 @@ void linear_packed(std::span<const LinearOut> outs, const float* x, int64_t x_st
     }
     const Activations a = activations_of(outs[i].w.form, call.k);
     while (end < outs.size() && !is_plain(outs[end].w.form) && activations_of(outs[end].w.form, call.k) == a) end++;
-    IntegerProducts(call, outs.subspan(i, end - i), nullptr, scratch).run();
+    const IntegerProducts products(call, outs.subspan(i, end - i), nullptr, grown(scratch.words, IntegerProducts::n_words(call, outs[i].w.n_cols)));
+    products.quantize();
+    products.multiply();
   }
 }
+
+namespace {
+
+/// Whether gate and up can go together.
+bool joint(const Call& c, const LinearOut& gate, const LinearOut& up) {
+  return c.n_tokens > 0 && !is_plain(gate.w.form) && gate.w.form == up.w.form && (c.k.tile_blocks >= 2 || c.n_tokens <= c.k.int_direct);
+}
+
+}  // namespace
 
 void gated_packed(const LinearOut& gate, const LinearOut& up, const Gating& gating, const float* x, int64_t x_stride, int n_tokens, ThreadTeam* team,
                   Path path, Scratch& scratch) {
   const LinearOut outs[2] = {gate, up};
-  const LinearKernels& k = kernels_of(path);
-  const bool joint = !is_plain(gate.w.form) && gate.w.form == up.w.form && (k.tile_blocks >= 2 || n_tokens <= k.int_direct);
-  if (joint && n_tokens > 0) {
-    IntegerProducts({x, x_stride, n_tokens, team, k}, outs, &gating, scratch).run();
-    return;
+  const Call call{x, x_stride, n_tokens, team, kernels_of(path)};
+  if (joint(call, gate, up)) {
+    const IntegerProducts products(call, outs, &gating, grown(scratch.words, IntegerProducts::n_words(call, gate.w.n_cols)));
+    products.quantize();
+    return products.multiply();
   }
   linear_packed(outs, x, x_stride, n_tokens, team, path, scratch);
   const int64_t n = n_tokens * gate.w.n_rows;
   split(team, n * 16, n, kGatedGrain, [&](int64_t b, int64_t e) {
     gating.apply(gating.act, gate.y + b, up.y + b, gating.limit, e - b, gating.y + b);
   });
+}
+
+void feed_forward_packed(const LinearOut& gate, const LinearOut& up, const Gating& gating, const LinearOut& down, const float* x, int64_t x_stride,
+                         int n_tokens, ThreadTeam* team, Path path, Scratch& scratch) {
+  const LinearOut outs[2] = {gate, up};
+  const Call call{x, x_stride, n_tokens, team, kernels_of(path)};
+  if (!joint(call, gate, up) || is_plain(down.w.form) || IntegerProducts::is_direct(call)) {
+    gated_packed(gate, up, gating, x, x_stride, n_tokens, team, path, scratch);
+    return linear_packed(std::span(&down, 1), gating.y, gate.w.n_rows, n_tokens, team, path, scratch);
+  }
+  const Coded coded{grown(scratch.inner, IntegerProducts::n_words(call, down.w.n_cols)), activations_of(down.w.form, call.k)};
+  const IntegerProducts products(call, outs, &gating, grown(scratch.words, IntegerProducts::n_words(call, gate.w.n_cols)), &coded);
+  products.quantize();
+  products.multiply();
+  IntegerProducts(call, std::span(&down, 1), nullptr, coded.words).multiply();
 }
 
 void linear_packed(const Matrix& w, const float* bias, const float* x, int64_t x_stride, int n_tokens, float* y, int64_t y_stride,

@@ -32,6 +32,7 @@ std::string_view to_string(Path path);
 /// Quantized activations of one call; grows to the largest call and stays.
 struct Scratch {
   std::vector<int32_t> words;
+  std::vector<int32_t> inner;  // between the products of a feed-forward
 };
 
 /// Products of one x, whose quantized form is made once. x: n_tokens rows of x_stride floats (n_cols used); outs: see ops.h; any form but kRows.
@@ -47,6 +48,10 @@ struct Gating {
 /// gating of gate and up; their own y (contiguous) may be left unwritten.
 void gated_packed(const LinearOut& gate, const LinearOut& up, const Gating& gating, const float* x, int64_t x_stride, int n_tokens, ThreadTeam* team,
                   Path path, Scratch& scratch);
+
+/// down of that gating, the same bits; gating.y may be left unwritten.
+void feed_forward_packed(const LinearOut& gate, const LinearOut& up, const Gating& gating, const LinearOut& down, const float* x, int64_t x_stride,
+                         int n_tokens, ThreadTeam* team, Path path, Scratch& scratch);
 
 /// One product. x: n_tokens rows of x_stride floats (w.n_cols used); y: n_tokens rows of y_stride floats (w.n_rows written, nothing else touched).
 /// Strides may exceed the widths (slices). bias: [n_rows] or null. team may be null. Any form but kRows.

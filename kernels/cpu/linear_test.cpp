@@ -203,6 +203,36 @@ TEST(Linear, gating_of_two_products_is_the_same_as_one_by_one) {
   }
 }
 
+TEST(Linear, feed_forward_is_the_same_as_one_by_one) {
+  std::mt19937 rng(14);
+  Scratch scratch;
+  ThreadTeam team(2);
+  for (const DType type : kTypes) {
+    for (const DType down_type : {type, DType::kQ8_0, DType::kQ6_K, DType::kBF16}) {
+      for (const int n_tokens : {1, 8, 9, 33, 300}) {
+        const int64_t n_cols = 512, n_inner = 256 * (1 + static_cast<int64_t>(rng() % 3)), n_rows = 16 + static_cast<int64_t>(rng() % 60);
+        const Weights gate(type, n_inner, n_cols, rng), up(type, n_inner, n_cols, rng), down(down_type, n_rows, n_inner, rng);
+        const std::vector<float> x = random_floats(static_cast<size_t>(n_tokens * n_cols), rng), bias = random_floats(static_cast<size_t>(n_inner), rng),
+                                 add = random_floats(static_cast<size_t>(n_tokens * n_rows), rng);
+        std::vector<float> a(static_cast<size_t>(n_tokens * n_inner)), b(a.size()), mid(a.size()), want(add.size()), got(add.size());
+        const Gating gating{Act::kGeluTanh, 0.5f, mid.data(), apply};
+        const auto run = [&](auto feed, std::vector<float>& sum, Path path) {
+          const LinearOut out{down.m, nullptr, sum.data(), n_rows, add.data(), sum.data()};
+          feed({gate.m, nullptr, a.data(), n_inner}, {up.m, bias.data(), b.data(), n_inner}, gating, out, x.data(), n_cols, n_tokens, &team, path, scratch);
+        };
+        run([](const LinearOut& g, const LinearOut& u, const Gating& act, const LinearOut& out, const float* in, int64_t stride, int n, ThreadTeam* threads, Path path, Scratch& s) {
+          gated_packed(g, u, act, in, stride, n, threads, path, s);
+          linear_packed(std::span(&out, 1), act.y, g.w.n_rows, n, threads, path, s);
+        }, want, Path::kAvx2);
+        for (const Path path : simd_paths()) {
+          run(feed_forward_packed, got, path);
+          ASSERT_TRUE(same_bits(want, got)) << to_string(type) << " " << to_string(down_type) << " " << to_string(path) << " tokens " << n_tokens;
+        }
+      }
+    }
+  }
+}
+
 TEST(Linear, f32_product_needs_no_scratch_and_is_the_same) {
   std::mt19937 rng(2);
   Scratch scratch;

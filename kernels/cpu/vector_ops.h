@@ -67,6 +67,8 @@ class VectorOps final : public Ops {
   void linear(const Matrix& w, const float* bias, const float* x, int64_t x_stride, int n_tokens, float* y, int64_t y_stride) override;
   void linears(std::span<const LinearOut> outs, const float* x, int64_t x_stride, int n_tokens) override;
   void gated_linears(const LinearOut& gate, const LinearOut& up, Act act, float limit, const float* x, int64_t x_stride, int n_tokens, float* y) override;
+  void feed_forward(const LinearOut& gate, const LinearOut& up, Act act, float limit, const LinearOut& down, const float* x, int64_t x_stride, int n_tokens,
+                    float* mid) override;
   void rms_norm(const float* x, const float* weight, float eps, int64_t n_rows, int dim, float* y) override;
   void rope(float* x, const RopeArgs& args, const RopeTable& table, int n_tokens) override;
   void gated(Act act, const float* gate, const float* up, float limit, int64_t n, float* y) override;

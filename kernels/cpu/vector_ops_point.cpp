@@ -44,6 +44,11 @@ void VectorOps::gated_linears(const LinearOut& gate, const LinearOut& up, Act ac
   gated_packed(gate, up, {act, limit, y, k_.gated}, x, x_stride, n_tokens, team_, path_, linear_scratch_);
 }
 
+void VectorOps::feed_forward(const LinearOut& gate, const LinearOut& up, Act act, float limit, const LinearOut& down, const float* x, int64_t x_stride,
+                             int n_tokens, float* mid) {
+  feed_forward_packed(gate, up, {act, limit, mid, k_.gated}, down, x, x_stride, n_tokens, team_, path_, linear_scratch_);
+}
+
 void VectorOps::rms_norm(const float* x, const float* weight, float eps, int64_t n_rows, int dim, float* y) {
   spread(n_rows, rows_per_grain(dim), [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) k_.rms_norm(x + r * dim, weight, eps, dim, y + r * dim);
