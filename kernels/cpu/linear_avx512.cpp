@@ -94,12 +94,65 @@ CARREL_INLINE inline void quantize_group(const float* x, int offset, bool halves
   put_group_tail(s.scale, _mm_cvtsi128_si32(sums), _mm_extract_epi32(sums, 1), offset, halves, group);
 }
 
+/// Largest of the 16 lanes of each vector, as bits of non-negative floats: lanes 4i … 4i + 3 hold that of v[i].
+CARREL_INLINE inline __m512i tops_of(const __m512i (&v)[4]) {
+  const __m512i a = _mm512_max_epi32(_mm512_shuffle_i32x4(v[0], v[1], 0x44), _mm512_shuffle_i32x4(v[0], v[1], 0xEE));
+  const __m512i b = _mm512_max_epi32(_mm512_shuffle_i32x4(v[2], v[3], 0x44), _mm512_shuffle_i32x4(v[2], v[3], 0xEE));
+  __m512i m = _mm512_max_epi32(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xDD));
+  m = _mm512_max_epi32(m, _mm512_shuffle_epi32(m, _MM_PERM_BADC));
+  return _mm512_max_epi32(m, _mm512_shuffle_epi32(m, _MM_PERM_CDAB));
+}
+
+/// Codes of two groups: 32 bytes each, in order.
+CARREL_INLINE inline __m512i codes_of(const float* x, __m512 inverse0, __m512 inverse1) {
+  __m512i q[4];
+  unroll<4>([&](auto i) CARREL_INLINE { q[i] = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + 16 * i), i < 2 ? inverse0 : inverse1)); });
+  const __m512i mixed = _mm512_packs_epi16(_mm512_packs_epi32(q[0], q[1]), _mm512_packs_epi32(q[2], q[3]));
+  // Quarter j of `mixed` holds words j, 4 + j (codes 4j … of either half) of the first group, then of the second.
+  return _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), mixed);
+}
+
+/// Four groups of 32 side by side: a group alone is one long chain of dependent operations. False, and nothing written, where a value is not finite.
+CARREL_INLINE inline bool quantize_four(const float* x, int offset, bool halves, int64_t stride, int32_t* words) {
+  const __m512i abs_mask = _mm512_set1_epi32(0x7FFFFFFF);
+  __m512i v[4];
+  unroll<4>([&](auto i) CARREL_INLINE {
+    const __m512i low = _mm512_and_si512(_mm512_loadu_si512(x + 32 * i), abs_mask), high = _mm512_and_si512(_mm512_loadu_si512(x + 32 * i + 16), abs_mask);
+    v[i] = _mm512_max_epi32(low, high);
+  });
+  const __m512 top = _mm512_castsi512_ps(tops_of(v));
+  if (_mm512_cmp_ps_mask(top, _mm512_set1_ps(INFINITY), _CMP_NLT_UQ) != 0) return false;
+  const __mmask16 some = _mm512_cmp_ps_mask(top, _mm512_set1_ps(1e-30f), _CMP_NLT_UQ);
+  const __m512 scale = _mm512_maskz_div_ps(some, top, _mm512_set1_ps(127.0f)), inverse = _mm512_maskz_div_ps(some, _mm512_set1_ps(127.0f), top);
+  const __m512i q01 = codes_of(x, _mm512_shuffle_f32x4(inverse, inverse, 0x00), _mm512_shuffle_f32x4(inverse, inverse, 0x55));
+  const __m512i q23 = codes_of(x + 64, _mm512_shuffle_f32x4(inverse, inverse, 0xAA), _mm512_shuffle_f32x4(inverse, inverse, 0xFF));
+  // A quarter of q01 is half a group: four sums to add.
+  const __m512i ones = _mm512_set1_epi8(1), none = _mm512_setzero_si512();
+  const __m512i s01 = _mm512_dpbusd_epi32(none, ones, q01), s23 = _mm512_dpbusd_epi32(none, ones, q23);
+  __m512i pairs = _mm512_add_epi32(_mm512_unpacklo_epi32(s01, s23), _mm512_unpackhi_epi32(s01, s23));  // of 01, of 23, of 01, of 23
+  pairs = _mm512_add_epi32(pairs, _mm512_shuffle_epi32(pairs, _MM_PERM_BADC));
+  const __m512i low = _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 0, 0, 0, 8, 8, 8, 8, 1, 1, 1, 1, 9, 9, 9, 9), pairs);
+  const __m512i high = _mm512_permutexvar_epi32(_mm512_setr_epi32(4, 4, 4, 4, 12, 12, 12, 12, 5, 5, 5, 5, 13, 13, 13, 13), pairs);
+  const __m512i sum = _mm512_add_epi32(low, high), start = _mm512_set1_epi32(kDotBits), by = _mm512_set1_epi32(offset);
+  const __m512i start0 = _mm512_sub_epi32(start, _mm512_mullo_epi32(by, halves ? low : sum)), start1 = _mm512_sub_epi32(start, _mm512_mullo_epi32(by, high));
+  __m512i tail = _mm512_mask_mov_epi32(_mm512_castps_si512(scale), 0x2222, start0);
+  tail = _mm512_mask_mov_epi32(tail, 0x4444, start1);
+  tail = _mm512_mask_mov_epi32(tail, 0x8888, _mm512_castps_si512(_mm512_cvtepi32_ps(sum)));
+  unroll<4>([&](auto i) CARREL_INLINE {
+    int32_t* group = words + i * stride;
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(group), _mm512_extracti64x4_epi64(i < 2 ? q01 : q23, i % 2));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(group + kXScale), _mm512_extracti32x4_epi32(tail, i));
+  });
+  return true;
+}
+
 void quantize(const float* x, int64_t n_groups, int offset, bool halves, int64_t stride, int32_t* words) {
-  for (int64_t g = 0; g < n_groups; g++, x += 32, words += stride) {
-    _mm_prefetch(reinterpret_cast<const char*>(x + 512), _MM_HINT_T0);  // mostly of the next token
-    _mm_prefetch(reinterpret_cast<const char*>(x + 528), _MM_HINT_T0);
-    quantize_group(x, offset, halves, words);
+  static_assert(kXScale == 8 && kXStart == 9 && kXSum == 11, "quantize_four writes them as one");
+  int64_t g = 0;
+  for (; g + 4 <= n_groups; g += 4) {
+    if (!quantize_four(x + 32 * g, offset, halves, stride, words + g * stride)) break;
   }
+  for (; g < n_groups; g++) quantize_group(x + 32 * g, offset, halves, words + g * stride);
 }
 
 }  // namespace
