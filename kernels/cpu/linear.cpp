@@ -149,7 +149,7 @@ class IntegerProducts {
         } else if (coded_ != nullptr) {
           coded_tiles(i, tile_begin, tile_end);
         } else {
-          tiles(panel(i), tile_begin, tile_end, gated_rows());
+          tiles(panel(i), tile_begin, tile_end, nullptr);
         }
       }
     });
@@ -162,15 +162,6 @@ class IntegerProducts {
     int64_t first;  // row block
     int n;
   };
-
-  /// Where gated rows go: token `first` begins at y.
-  struct Rows {
-    float* y;
-    int64_t stride;
-    int first;
-    float* at(int64_t token, int64_t row) const { return y + (token - first) * stride + row; }
-  };
-  Rows gated_rows() const { return gating_ == nullptr ? Rows{} : Rows{gating_->y, outs_[0].w.n_rows, 0}; }
 
   int step() const { return coded_ != nullptr ? 2 : gating_ != nullptr || direct_ ? 1 : c_.k.tile_blocks; }
   int64_t n_panels(const LinearOut& o) const { return (n_row_blocks(o.w) + step() - 1) / step(); }
@@ -194,20 +185,22 @@ class IntegerProducts {
       c_.k.quantize(c_.x + (first + slot) * c_.x_stride, n_groups_, a.offset, a.halves, int64_t{kXWords} * t, tile_words(i) + kXWords * slot);
   }
 
+  /// To `valid` values of n tokens, `stride` apart.
+  static void add_bias(const float* bias, int64_t row, int64_t valid, float* values, int n, int stride) {
+    for (int t = 0; bias != nullptr && t < n; t++) {
+      for (int64_t r = 0; r < valid; r++) values[t * stride + r] += bias[row + r];
+    }
+  }
+
   /// acc: [p.n][n][16]
-  void finish(const Panel& p, float* acc, int first_token, int n, const Rows& gated) const {
+  void finish(const Panel& p, float* acc, int first_token, int n) const {
     if (gating_ == nullptr) return emit(*p.out, acc, kRowBlock, n * kRowBlock, p.n, first_token, n, p.first * kRowBlock);
     const int64_t n_rows = p.out->w.n_rows, row = p.first * kRowBlock, valid = std::min<int64_t>(kRowBlock, n_rows - row);
-    for (int i = 0; i < 2; i++) {
-      const float* bias = outs_[static_cast<size_t>(i)].bias;
-      for (int t = 0; bias != nullptr && t < n; t++) {
-        for (int64_t r = 0; r < valid; r++) acc[(i * n + t) * kRowBlock + r] += bias[row + r];
-      }
-    }
+    for (int i = 0; i < 2; i++) add_bias(outs_[static_cast<size_t>(i)].bias, row, valid, acc + i * n * kRowBlock, n, kRowBlock);
     float y[kMostDirect * kRowBlock];  // all tokens in one call of the gating
     gating_->apply(gating_->act, acc, acc + n * kRowBlock, gating_->limit, n * kRowBlock, y);
     for (int t = 0; t < n; t++) {
-      float* to = gated.at(first_token + t, row);
+      float* to = gating_->y + (first_token + t) * n_rows + row;
       if (valid == kRowBlock) {
         std::memcpy(to, y + t * kRowBlock, kRowBlock * sizeof(float));
       } else {
@@ -217,12 +210,12 @@ class IntegerProducts {
   }
 
   /// Asks for the lines that the results will touch: they lie a row apart, where no hardware prefetch follows.
-  void prefetch(const Panel& p, int first_token, int n, const Rows& gated) const {
+  void prefetch(const Panel& p, int first_token, int n) const {
     const LinearOut& o = *p.out;
     for (int t = first_token; t < first_token + n; t++) {
       const int64_t row = p.first * kRowBlock;
       if (gating_ != nullptr) {
-        __builtin_prefetch(gated.at(t, row), 1);
+        __builtin_prefetch(gating_->y + t * o.w.n_rows + row, 1);
         continue;
       }
       for (int64_t at = t * o.y_stride + row, end = at + p.n * kRowBlock; at < end; at += kRowBlock) {
@@ -239,7 +232,7 @@ class IntegerProducts {
       const int first = tiles_.begin(i), t = tiles_.begin(i + 1) - first;
       for (int b = 0; b < p.n; b++)
         c_.k.row_block(form, row_block(p, b), n_groups_ / layout_of(form).n_groups(), tile_words(i), t, acc + b * t * kRowBlock);
-      finish(p, acc, first, t, gated_rows());
+      finish(p, acc, first, t);
     }
   }
 
@@ -251,38 +244,48 @@ class IntegerProducts {
     return {(o.sum != nullptr ? o.sum : o.y) + at, o.y_stride, kRowBlock, o.bias != nullptr ? o.bias + row : nullptr, o.sum != nullptr ? o.add + at : nullptr};
   }
 
+  static constexpr int kMostTokens = kChunkTokens + kMostDirect;  // of a chunk
+  static constexpr int kPair = 2 * kRowBlock, kSide = kMostTokens * kPair;
+
+  /// Rows [32 i, 32 i + 32) of gate and up, for every token one group of the next product.
   void coded_tiles(int64_t i, int64_t tile_begin, int64_t tile_end) const {
-    float y[(kChunkTokens + kMostDirect) * 2 * kRowBlock];  // [token][32]
+    float sides[2 * kSide], y[kMostDirect * kPair];  // gate, up: [token][32]
     const int first = tiles_.begin(tile_begin);
-    for (int64_t half = 0; half < 2; half++)
-      tiles({&outs_[0], 2 * i + half, 2}, tile_begin, tile_end, {y - 2 * kRowBlock * i, 2 * kRowBlock, first});
-    const int64_t n_groups = outs_[0].w.n_rows / 32;
+    for (int64_t half = 0; half < 2; half++) tiles({&outs_[0], 2 * i + half, 2}, tile_begin, tile_end, sides + half * kRowBlock);
+    const int64_t n_groups = outs_[0].w.n_rows / kPair;
     for (int64_t tile = tile_begin; tile < tile_end; tile++) {
       const int at = tiles_.begin(tile), t = tiles_.begin(tile + 1) - at;
+      float *gate = sides + (at - first) * kPair, *up = gate + kSide;
+      add_bias(outs_[0].bias, i * kPair, kPair, gate, t, kPair);
+      add_bias(outs_[1].bias, i * kPair, kPair, up, t, kPair);
+      gating_->apply(gating_->act, gate, up, gating_->limit, t * kPair, y);
       int32_t* words = coded_->words + (at * n_groups + i * t) * kXWords;
-      c_.k.quantize(y + (at - first) * 2 * kRowBlock, t, coded_->form.offset, coded_->form.halves, kXWords, words);  // a group per token
+      c_.k.quantize(y, t, coded_->form.offset, coded_->form.halves, kXWords, words);
     }
   }
 
-  void tiles(const Panel& p, int64_t tile_begin, int64_t tile_end, const Rows& gated) const {
+  /// sides: where half a pair's results go, in place of finish().
+  void tiles(const Panel& p, int64_t tile_begin, int64_t tile_end, float* sides) const {
     WideGroup wide[kMostBlocks * kChunkGroups];
-    float acc[(kChunkTokens + kMostDirect) * kMostBlocks * kRowBlock];  // [tile][p.n][t][16]
+    float acc[kMostTokens * kMostBlocks * kRowBlock];  // [tile][p.n][t][16]
     const Form form = p.out->w.form;
     const FormLayout l = layout_of(form);
     const int first = tiles_.begin(tile_begin), width = p.n * kRowBlock;
     const int64_t n_blocks = n_groups_ / l.n_groups(), most = kChunkGroups / l.n_groups(), n_steps = (n_blocks + most - 1) / most;
     for (int64_t s = 0; s < n_steps; s++) {
-      const bool last = s + 1 == n_steps, writes = last && writes_itself(p);
+      const bool last = s + 1 == n_steps, whole = last && writes_itself(p);
       const int64_t from = n_blocks * s / n_steps, n = n_blocks * (s + 1) / n_steps - from;
       for (int b = 0; b < p.n; b++) c_.k.widen(form, row_block(p, b) + from * l.block_bytes(), n, wide + b * kChunkGroups);
       for (int64_t i = tile_begin; i < tile_end; i++) {
         const int at = tiles_.begin(i), t = tiles_.begin(i + 1) - at;
         float* tile_acc = acc + (at - first) * width;
-        if (last) prefetch(p, at, t, gated);
-        const TileOut out = writes ? results(p, at) : TileOut{tile_acc, kRowBlock, int64_t{t} * kRowBlock};
+        if (last && sides == nullptr) prefetch(p, at, t);
+        TileOut out{tile_acc, kRowBlock, int64_t{t} * kRowBlock};
+        if (whole) out = results(p, at);
+        if (last && sides != nullptr) out = {sides + (at - first) * kPair, kPair, kSide};
         c_.k.tile(form, p.n, t)(wide, kChunkGroups, static_cast<int>(n) * l.n_groups(), tile_words(i) + from * l.n_groups() * kXWords * t,
                                 s == 0 ? nullptr : tile_acc, out);
-        if (last && !writes) finish(p, tile_acc, at, t, gated);  // here, so that stores drain under the next tile
+        if (last && !whole && sides == nullptr) finish(p, tile_acc, at, t);  // here, so that stores drain under the next tile
       }
     }
   }
