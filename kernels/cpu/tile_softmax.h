@@ -46,14 +46,20 @@ class TileSoftmax {
   static constexpr int kStrip = 16;  // tokens that share a product of scores
 
  public:
-  /// q: [n_tokens * n_heads][dim]. codes: scores on integers (most_code(dim)), else in float32.
-  TileSoftmax(const VectorKernels& kernels, ThreadScratch& scratch, const float* q, int n_tokens, int n_heads, int dim, float scale, bool codes)
-      : k_(kernels), q_(q), n_tokens_(n_tokens), n_heads_(n_heads), dim_(dim), padded_(padded_dim(dim)), n_words_((dim + 1) / 2), scale_(scale) {
+  /// q: heads [n_heads][dim] of tokens that lie `stride` floats apart. codes: scores on integers (most_code(dim)), else in float32.
+  TileSoftmax(const VectorKernels& kernels, ThreadScratch& scratch, const float* q, int64_t stride, int n_tokens, int n_heads, int dim, float scale, bool codes)
+      : k_(kernels), n_tokens_(n_tokens), n_heads_(n_heads), dim_(dim), padded_(padded_dim(dim)), n_words_((dim + 1) / 2), scale_(scale) {
     const auto n_rows = static_cast<size_t>(n_tokens) * static_cast<size_t>(n_heads);
     values_ = scratch.values.get(static_cast<size_t>(padded_) * kKeyBlock);
     scores_ = scratch.scores.get(n_rows * kKeyBlock);
+    const int width = n_heads * dim;
     if (!codes) {
       keys_ = scratch.keys.get(static_cast<size_t>(dim) * kKeyBlock);
+      q_ = q;
+      if (n_tokens == 1 || stride == width) return;
+      float* together = scratch.queries.get(n_rows * static_cast<size_t>(dim));
+      q_ = together;
+      for (int t = 0; t < n_tokens; ++t) together = std::copy(q + t * stride, q + t * stride + width, together);
       return;
     }
     most_ = most_code(dim);
@@ -63,7 +69,10 @@ class TileSoftmax {
     query_codes_ = key_codes_ + kKeyBlock * n_words;
     key_scales_ = scratch.keys.get(kKeyBlock + n_rows);
     query_scales_ = key_scales_ + kKeyBlock;
-    for (size_t i = 0; i < n_rows; ++i) query_scales_[i] = k_.encode_row(q + i * static_cast<size_t>(dim), dim, most_, query_codes_ + i * n_words);
+    for (int i = 0; i < n_tokens * n_heads; ++i) {
+      const float* row = q + i / n_heads * stride + static_cast<ptrdiff_t>(i % n_heads) * dim;
+      query_scales_[i] = k_.encode_row(row, dim, most_, query_codes_ + static_cast<ptrdiff_t>(i) * n_words_);
+    }
   }
 
   /// Adds the keys of the block that begins at index `base`. limit: where the caller's walk ends. row_at(index): the state row; seen(token): what
@@ -117,7 +126,7 @@ class TileSoftmax {
     if (key_codes_ != nullptr) {
       k_.product_codes(n * n_heads_, (end + 15) / 16, n_words_, query_codes_ + row * n_words_, query_scales_ + row, key_codes_, key_scales_, scores);
     } else {
-      k_.product(n * n_heads_, (end + 15) / 16, dim_, q_ + row * dim_, dim_, keys_, kKeyBlock, scores, kKeyBlock, false);
+      k_.product(n * n_heads_, (end + 15) / 16, dim_, q_ + row * dim_, dim_, keys_, kKeyBlock, scores, kKeyBlock, nullptr);
     }
   }
   /// Keys [lo, hi) of the block for the queries of some tokens, which all see them.
@@ -128,10 +137,7 @@ class TileSoftmax {
       float* o = part.o + static_cast<ptrdiff_t>(row) * padded_;
       float factor[kMostQueries];
       k_.softmax_step(n, scores, scale_, lo, hi, part.m + row, part.l + row, factor);
-      for (int i = 0; i < n; ++i) {
-        if (factor[i] != 1.0f) k_.scale(factor[i], padded_, o + static_cast<ptrdiff_t>(i) * padded_);
-      }
-      k_.product(n, padded_ / 16, hi - lo, scores + lo, kKeyBlock, values_ + static_cast<ptrdiff_t>(lo) * padded_, padded_, o, padded_, true);
+      k_.product(n, padded_ / 16, hi - lo, scores + lo, kKeyBlock, values_ + static_cast<ptrdiff_t>(lo) * padded_, padded_, o, padded_, factor);
     }
   }
   /// Few queries are done before memory answers: asks for the rows of the next block early.
@@ -145,11 +151,11 @@ class TileSoftmax {
   }
 
   const VectorKernels& k_;
-  const float* q_;
+  const float* q_ = nullptr;  // without codes: [n_tokens * n_heads][dim]
   int n_tokens_, n_heads_, dim_, padded_, n_words_;
   float scale_, most_ = 0;
-  float *keys_ = nullptr, *values_, *scores_;                             // keys_: without codes
-  int32_t *key_codes_ = nullptr, *query_codes_ = nullptr;                 // with codes
+  float *keys_ = nullptr, *values_, *scores_;              // keys_: without codes
+  int32_t *key_codes_ = nullptr, *query_codes_ = nullptr;  // with codes
   float *key_scales_ = nullptr, *query_scales_ = nullptr;
 };
 
@@ -167,11 +173,11 @@ inline void merge_row(const VectorKernels& k, const Partial& total, int into, co
   const float old_factor = exp_of(total.m[into] - top), new_factor = exp_of(part.m[row] - top);
   total.l[into] = __builtin_fmaf(total.l[into], old_factor, part.l[row] * new_factor);
   total.m[into] = top;
-  k.scale(old_factor, padded, o);
+  k.scale(old_factor, o, padded, o);
   k.axpy(new_factor, other, padded, o);
 }
 
-/// Folds the sink in (once, last) and divides: y[dim]. May write into o's padding.
+/// Folds the sink in (once, last) and divides: y[dim].
 inline void finish_row(const VectorKernels& k, const Partial& total, int row, int dim, const float* sink, float* y) {
   const int padded = padded_dim(dim);
   float factor = 1.0f, weight = total.l[row];
@@ -180,9 +186,7 @@ inline void finish_row(const VectorKernels& k, const Partial& total, int row, in
     factor = exp_of(total.m[row] - top);
     weight = __builtin_fmaf(weight, factor, exp_of(*sink - top));
   }
-  float* o = total.o + static_cast<ptrdiff_t>(row) * padded;
-  k.scale(factor / weight, padded, o);
-  std::copy(o, o + dim, y);
+  k.scale(factor / weight, total.o + static_cast<ptrdiff_t>(row) * padded, dim, y);
 }
 
 }  // namespace carrel::cpu

@@ -24,7 +24,7 @@ inline float most_code(int dim) {
 struct VectorKernels {
   // ---- per element
   void (*add)(const float* a, const float* b, int64_t n, float* y);
-  void (*scale)(float s, int64_t n, float* y);                          // y *= s
+  void (*scale)(float s, const float* x, int64_t n, float* y);          // y = s x, in place allowed
   void (*axpy)(float s, const float* x, int64_t n, float* y);           // y = fma(s, x, y)
   void (*gated)(Act act, const float* gate, const float* up, float limit, int64_t n, float* y);
   void (*softcap)(float cap, int64_t n, float* x);
@@ -35,8 +35,8 @@ struct VectorKernels {
   float (*dot)(const float* a, const float* b, int64_t n);
 
   // ---- matrices of one block of keys
-  /// c[i][j] = (keep ? c[i][j] : 0) + sum_k a[i][k] b[k][j], k ascending by fma, for i < m and j < 16 n16.
-  void (*product)(int m, int n16, int n_k, const float* a, ptrdiff_t lda, const float* b, ptrdiff_t ldb, float* c, ptrdiff_t ldc, bool keep);
+  /// c[i][j] = (carry ? carry[i] c[i][j] : 0) + sum_k a[i][k] b[k][j], k ascending by fma, for i < m and j < 16 n16.
+  void (*product)(int m, int n16, int n_k, const float* a, ptrdiff_t lda, const float* b, ptrdiff_t ldb, float* c, ptrdiff_t ldc, const float* carry);
   /// kt[k][i] = element begin + k of rows[i] for lo <= i < hi; other lanes of kt ([dim][64]) keep what they hold.
   void (*load_keys)(const std::byte* const* rows, DType dtype, int begin, int dim, int lo, int hi, float* kt);
   /// Codes of a row for product_codes: code pairs 2k, 2k + 1 in word k, (dim + 1) / 2 words; returns their scale.

@@ -16,8 +16,8 @@ void add(const float* a, const float* b, int64_t n, float* y) {
   for_lanes(n, [&](int64_t i, int m) { store(load(a + i, m) + load(b + i, m), y + i, m); });
 }
 
-void scale(float s, int64_t n, float* y) {
-  for_lanes(n, [&](int64_t i, int m) { store(load(y + i, m) * F16::set(s), y + i, m); });
+void scale(float s, const float* x, int64_t n, float* y) {
+  for_lanes(n, [&](int64_t i, int m) { store(load(x + i, m) * F16::set(s), y + i, m); });
 }
 
 void axpy(float s, const float* x, int64_t n, float* y) {
@@ -95,12 +95,12 @@ float dot(const float* a, const float* b, int64_t n) { return dot_of(a, b, n); }
 
 /// R rows by N registers of 16 lanes, accumulators in registers.
 template <int R, int N>
-CARREL_INLINE void product_tile(int n_k, const float* a, ptrdiff_t lda, const float* b, ptrdiff_t ldb, float* c, ptrdiff_t ldc, bool keep) {
+CARREL_INLINE void product_tile(int n_k, const float* a, ptrdiff_t lda, const float* b, ptrdiff_t ldb, float* c, ptrdiff_t ldc, const float* carry) {
   F16 acc[R][N];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
-    for (int j = 0; j < N; ++j) acc[r][j] = keep ? F16::load(c + r * ldc + j * kLanes) : F16::set(0.0f);
+    for (int j = 0; j < N; ++j) acc[r][j] = carry != nullptr ? F16::load(c + r * ldc + j * kLanes) * F16::set(carry[r]) : F16::set(0.0f);
   }
   for (int k = 0; k < n_k; ++k) {
     F16 row[N];
@@ -121,28 +121,29 @@ CARREL_INLINE void product_tile(int n_k, const float* a, ptrdiff_t lda, const fl
 }
 
 template <int N>
-CARREL_INLINE void product_columns(int m, int n_k, const float* a, ptrdiff_t lda, const float* b, ptrdiff_t ldb, float* c, ptrdiff_t ldc, bool keep) {
+CARREL_INLINE void product_columns(int m, int n_k, const float* a, ptrdiff_t lda, const float* b, ptrdiff_t ldb, float* c, ptrdiff_t ldc, const float* carry) {
   int i = 0;
-  for (; i + 6 <= m; i += 6) product_tile<6, N>(n_k, a + i * lda, lda, b, ldb, c + i * ldc, ldc, keep);
+  for (; i + 6 <= m; i += 6) product_tile<6, N>(n_k, a + i * lda, lda, b, ldb, c + i * ldc, ldc, carry != nullptr ? carry + i : nullptr);
   a += i * lda;
   c += i * ldc;
+  if (carry != nullptr) carry += i;
   switch (m - i) {
-    case 5: return product_tile<5, N>(n_k, a, lda, b, ldb, c, ldc, keep);
-    case 4: return product_tile<4, N>(n_k, a, lda, b, ldb, c, ldc, keep);
-    case 3: return product_tile<3, N>(n_k, a, lda, b, ldb, c, ldc, keep);
-    case 2: return product_tile<2, N>(n_k, a, lda, b, ldb, c, ldc, keep);
-    case 1: return product_tile<1, N>(n_k, a, lda, b, ldb, c, ldc, keep);
+    case 5: return product_tile<5, N>(n_k, a, lda, b, ldb, c, ldc, carry);
+    case 4: return product_tile<4, N>(n_k, a, lda, b, ldb, c, ldc, carry);
+    case 3: return product_tile<3, N>(n_k, a, lda, b, ldb, c, ldc, carry);
+    case 2: return product_tile<2, N>(n_k, a, lda, b, ldb, c, ldc, carry);
+    case 1: return product_tile<1, N>(n_k, a, lda, b, ldb, c, ldc, carry);
     default: return;
   }
 }
 
-void product(int m, int n16, int n_k, const float* a, ptrdiff_t lda, const float* b, ptrdiff_t ldb, float* c, ptrdiff_t ldc, bool keep) {
+void product(int m, int n16, int n_k, const float* a, ptrdiff_t lda, const float* b, ptrdiff_t ldb, float* c, ptrdiff_t ldc, const float* carry) {
   int j = 0;
 #ifdef __AVX512F__
-  for (; j + 4 <= n16; j += 4) product_columns<4>(m, n_k, a, lda, b + j * kLanes, ldb, c + j * kLanes, ldc, keep);
-  for (; j + 2 <= n16; j += 2) product_columns<2>(m, n_k, a, lda, b + j * kLanes, ldb, c + j * kLanes, ldc, keep);
+  for (; j + 4 <= n16; j += 4) product_columns<4>(m, n_k, a, lda, b + j * kLanes, ldb, c + j * kLanes, ldc, carry);
+  for (; j + 2 <= n16; j += 2) product_columns<2>(m, n_k, a, lda, b + j * kLanes, ldb, c + j * kLanes, ldc, carry);
 #endif
-  for (; j < n16; ++j) product_columns<1>(m, n_k, a, lda, b + j * kLanes, ldb, c + j * kLanes, ldc, keep);
+  for (; j < n16; ++j) product_columns<1>(m, n_k, a, lda, b + j * kLanes, ldb, c + j * kLanes, ldc, carry);
 }
 
 template <DType kType>

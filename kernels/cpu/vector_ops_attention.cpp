@@ -26,19 +26,10 @@ struct Plain {
     return (static_cast<ptrdiff_t>(t.row + i) * args.n_heads + static_cast<ptrdiff_t>(kv_head) * group()) * args.head_dim;
   }
 
-  /// Queries of a tile as one array: where they lie, or a copy.
-  const float* queries(const TokenTile& t, int kv_head, ThreadScratch& scratch) const {
-    if (t.n == 1 || args.n_kv_heads == 1) return q + at(t, 0, kv_head);
-    const int width = group() * args.head_dim;
-    float* copy = scratch.queries.get(static_cast<size_t>(t.n) * static_cast<size_t>(width));
-    for (int i = 0; i < t.n; ++i) std::copy(q + at(t, i, kv_head), q + at(t, i, kv_head) + width, copy + static_cast<ptrdiff_t>(i) * width);
-    return copy;
-  }
-
   /// The keys of one split.
-  void partial(const TokenTile& t, int kv_head, const float* queries, int64_t split, ThreadScratch& scratch, const Partial& part) const {
+  void partial(const TokenTile& t, int kv_head, int64_t split, ThreadScratch& scratch, const Partial& part) const {
     part.clear(t.n * group(), padded());
-    TileSoftmax softmax(k, scratch, queries, t.n, group(), args.head_dim, args.scale, codes);
+    TileSoftmax softmax(k, scratch, q + at(t, 0, kv_head), int64_t{args.n_heads} * args.head_dim, t.n, group(), args.head_dim, args.scale, codes);
     const KeySource source{kv.layout.dtype, kv_head * args.head_dim, (args.n_kv_heads + kv_head) * args.head_dim};
     const int64_t begin = std::max(split * kSplit, first_key(t.position) / kKeyBlock * kKeyBlock);
     const int64_t end = std::min((split + 1) * kSplit, static_cast<int64_t>(t.position) + t.n);
@@ -69,16 +60,15 @@ struct Plain {
   /// One tile, split after split.
   void tile(const TokenTile& t, int kv_head, ThreadScratch& scratch) const {
     const int n_rows = t.n * group();
-    const float* tile_queries = queries(t, kv_head, scratch);
     const Partial part = Partial::at(scratch.partial.get(Partial::floats(n_rows, padded())), n_rows);
     const int64_t first = first_split(t), last = last_split(t);
     if (first == last) {
-      partial(t, kv_head, tile_queries, first, scratch, part);
+      partial(t, kv_head, first, scratch, part);
       return write(t, kv_head, part);
     }
     const Partial total = Partial::at(scratch.total.get(Partial::floats(n_rows, padded())), n_rows);
     for (int64_t split = first; split <= last; ++split) {
-      partial(t, kv_head, tile_queries, split, scratch, part);
+      partial(t, kv_head, split, scratch, part);
       merge(t, split, part, total);
     }
     write(t, kv_head, total);
@@ -121,7 +111,7 @@ void VectorOps::attention(const float* q, const StateRows& kv, const AttentionAr
     const TokenTile& t = tiles_[static_cast<size_t>(task / args.n_kv_heads)];
     const int64_t split = plain.first_split(t) + i % n_splits;
     if (split > plain.last_split(t)) return;
-    plain.partial(t, static_cast<int>(kv_head), plain.queries(t, static_cast<int>(kv_head), scratch), split, scratch, slot(task, i % n_splits, t));
+    plain.partial(t, static_cast<int>(kv_head), split, scratch, slot(task, i % n_splits, t));
   });
   tasks(n_tasks, [&](int64_t task, ThreadScratch& scratch) {
     const TokenTile& t = tiles_[static_cast<size_t>(task / args.n_kv_heads)];

@@ -23,7 +23,7 @@ void VectorOps::embed(const Matrix& table, std::span<const int32_t> ids, float s
     for (int64_t t = begin; t < end; ++t) {
       float* row = y + t * table.n_cols;
       dequantize_row(table, ids[static_cast<size_t>(t)], std::span(row, static_cast<size_t>(table.n_cols)));
-      if (scale != 1.0f) k_.scale(scale, table.n_cols, row);
+      if (scale != 1.0f) k_.scale(scale, row, table.n_cols, row);
     }
   });
 }

@@ -24,15 +24,16 @@ struct Sparse {
 
   int padded() const { return padded_dim(args.head_dim); }
   ptrdiff_t at(int row, int head) const { return (static_cast<ptrdiff_t>(row) * args.n_heads + head) * args.head_dim; }
+  int64_t stride() const { return int64_t{args.n_heads} * args.head_dim; }  // floats from token to token
   Seen seen(int64_t p) const { return {std::max<int64_t>(0, p - args.window + 1), p + 1}; }
 
   /// Heads [head, head + n_heads) of a tile.
   void tile(const TokenTile& t, int head, int n_heads, ThreadScratch& scratch) const {
     const int n_rows = t.n * n_heads;
-    const float* queries = tile_queries(t, head, n_heads, scratch);
+    const float* queries = q + at(t.row, head);
     const Partial total = Partial::at(scratch.total.get(Partial::floats(n_rows, padded())), n_rows);
     total.clear(n_rows, padded());
-    TileSoftmax softmax(k, scratch, queries, t.n, n_heads, args.head_dim, args.scale, false);
+    TileSoftmax softmax(k, scratch, queries, stride(), t.n, n_heads, args.head_dim, args.scale, false);
     const KeySource source{window.layout.dtype, 0, 0};
     const int64_t end = t.position + t.n;
     for (int64_t base = seen(t.position).lo / kKeyBlock * kKeyBlock; base < end; base += kKeyBlock) {
@@ -45,7 +46,7 @@ struct Sparse {
       for (int i = 0; i < t.n; ++i) {
         const TokenTile one{t.seq, t.row + i, t.position + i, 1};
         const int32_t* chosen = selected + static_cast<ptrdiff_t>(t.row + i) * top_k;
-        add_compressed(one, n_heads, queries + static_cast<ptrdiff_t>(i) * n_heads * args.head_dim, chosen, total, i * n_heads, scratch);
+        add_compressed(one, n_heads, queries + i * stride(), chosen, total, i * n_heads, scratch);
       }
     }
     for (int i = 0; i < t.n; ++i) {
@@ -54,14 +55,6 @@ struct Sparse {
         finish_row(k, total, i * n_heads + h, args.head_dim, sink, y + at(t.row + i, head + h));
       }
     }
-  }
-
-  const float* tile_queries(const TokenTile& t, int head, int n_heads, ThreadScratch& scratch) const {
-    if (t.n == 1 || n_heads == args.n_heads) return q + at(t.row, head);
-    const int width = n_heads * args.head_dim;
-    float* copy = scratch.queries.get(static_cast<size_t>(t.n) * static_cast<size_t>(width));
-    for (int i = 0; i < t.n; ++i) std::copy(q + at(t.row + i, head), q + at(t.row + i, head) + width, copy + static_cast<ptrdiff_t>(i) * width);
-    return copy;
   }
 
   /// Compressed rows by rank, added to rows [into, …) of total.
@@ -77,7 +70,7 @@ struct Sparse {
     const KeySource source{compressed->layout.dtype, 0, 0};
     for (int64_t begin = 0; begin < most; begin += kSplit) {
       part.clear(n_rows, padded());
-      TileSoftmax softmax(k, scratch, queries, t.n, n_heads, args.head_dim, args.scale, false);
+      TileSoftmax softmax(k, scratch, queries, stride(), t.n, n_heads, args.head_dim, args.scale, false);
       const int64_t end = std::min(most, begin + kSplit);
       for (int64_t base = begin; base < end; base += kKeyBlock) {
         softmax.add_block(
@@ -126,7 +119,7 @@ struct Indexer {
       const std::byte* rows[kKeyBlock];
       for (int i = 0; i < n; ++i) rows[i] = keys.row(*t.seq, base + i);
       k.load_keys(rows, keys.layout.dtype, 0, dim, 0, n, kt);
-      k.product(t.n * n_heads, kKeyBlock / 16, dim, q + static_cast<ptrdiff_t>(t.row) * n_heads * dim, dim, kt, kKeyBlock, dots, kKeyBlock, false);
+      k.product(t.n * n_heads, kKeyBlock / 16, dim, q + static_cast<ptrdiff_t>(t.row) * n_heads * dim, dim, kt, kKeyBlock, dots, kKeyBlock, nullptr);
       for (int i = 0; i < t.n; ++i) {
         k.weigh_heads(dots + static_cast<ptrdiff_t>(i) * n_heads * kKeyBlock, w + static_cast<ptrdiff_t>(t.row + i) * n_heads, n_heads, weighed);
         std::copy(weighed, weighed + n, scores + i * stride + base - begin);
