@@ -212,7 +212,7 @@ CARREL_INLINE void softmax_rows(int n, float* s, F16 scale, int lo, int hi, floa
     m[r] = top;
 #pragma GCC unroll 4
     for (int j = 0; j < kN; ++j) {
-      x[j] = exp_of(x[j] - F16::set(top));
+      x[j] = exp_of_low(x[j] - F16::set(top));
       x[j].store(s + j * kLanes);
     }
     sums[r] = sum_of((x[0] + x[1]) + (x[2] + x[3]));
@@ -227,7 +227,7 @@ void softmax_step(int n, float* s, float scale, int lo, int hi, float* m, float*
     softmax_rows<false>(n, s, F16::set(scale), lo, hi, m, sums, factor);
   }
   for_lanes(n, [&](int64_t i, int lanes) {
-    const F16 f = exp_of(load(factor + i, lanes));
+    const F16 f = exp_of_low(load(factor + i, lanes));
     store(f, factor + i, lanes);
     store(fma(load(l + i, lanes), f, load(sums + i, lanes)), l + i, lanes);
   });
