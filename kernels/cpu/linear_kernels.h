@@ -21,11 +21,15 @@ constexpr int kXWords = 12, kXScale = 8, kXStart = 9, kXSum = 11;
 constexpr int32_t kDotBits = 0x4B400000;
 constexpr float kDotBias = 12582912.0f;
 
-/// A group of 16 rows widened to bytes, in the order of 8-bit codes; min is what is multiplied with the activation sum.
+/// A group of 16 rows widened to bytes, in the order of 8-bit codes. Per half (one half, or two of kI6K): the scale, and what takes the bias of a dot
+/// away again. min: what is multiplied with the activation sum; no form has two halves and minima.
 struct alignas(64) WideGroup {
   uint8_t q[512];
-  float scale[2][16];  // kI6K: per half
-  float min[16];
+  struct Half {
+    float scale[16], back[16];
+  } half[2];
+  float* min() { return half[1].scale; }
+  const float* min() const { return half[1].scale; }
 };
 /// Where the results of a tile go: row block b of token t to `to + t * token_stride + b * block_stride`, 16 floats each.
 struct TileOut {

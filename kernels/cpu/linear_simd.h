@@ -55,7 +55,7 @@ CARREL_INLINE inline typename V::I chunk(const uint8_t* group, int lane) {
 
 template <class V>
 struct Scales {
-  typename V::F s[2], min;
+  typename V::F s[2], back[2], min;  // back: -kDotBias * s
 };
 
 /// Scales of one group; head: the block's first bytes.
@@ -70,6 +70,8 @@ CARREL_INLINE inline Scales<V> scales(const uint8_t* head, const uint8_t* group,
   } else if constexpr (l.n_sub_scales == 1) {
     r.s[0] = V::mul(r.s[0], V::u8(group + lane));
   }
+  r.back[0] = V::mul(r.s[0], V::all(-kDotBias));
+  r.back[1] = V::mul(r.s[1], V::all(-kDotBias));
   if constexpr (l.has_min) r.min = V::f16(head + 32 + 2 * lane);
   if constexpr (l.has_sub_min) r.min = V::mul(V::negate(r.min), V::u8(group + l.sub_min_at() + lane));
   return r;
@@ -82,12 +84,10 @@ CARREL_INLINE inline void add_group(const int32_t* x, const Scales<V> (&s)[R], W
   unroll<kHalves>([&](auto h) CARREL_INLINE {
     typename V::I dot[R][T];
     V::template dots<R, T, kV.bits, kV.start, 8 / kHalves * h, 8 / kHalves>(x, x + kXStart + h, w, dot);
-    typename V::F back[R];  // takes the bias of the dot away again
-    unroll<R>([&](auto r) CARREL_INLINE { back[r] = V::mul(s[r].s[h], V::all(-kDotBias)); });
     unroll<T>([&](auto t) CARREL_INLINE {
       const int32_t* xt = x + kXWords * t;
       unroll<R>([&](auto r) CARREL_INLINE {
-        typename V::F v = V::fma(V::as_float(dot[r][t]), s[r].s[h], back[r]);
+        typename V::F v = V::fma(V::as_float(dot[r][t]), s[r].s[h], s[r].back[h]);
         if constexpr (kV.min) v = V::fma(s[r].min, V::set1(xt + kXSum), v);
         acc[r][t] = V::fma(v, V::set1(xt + kXScale), acc[r][t]);
       });
@@ -139,9 +139,11 @@ void widen(const std::byte* blocks, int64_t n_blocks, WideGroup* out) {
       for (int lane = 0; lane < kRowBlock; lane += V::kLanes) {
         unroll<8>([&](auto c) CARREL_INLINE { V::store(out->q + 64 * c + 4 * lane, chunk<V, kForm, c>(p, lane)); });
         const Scales<V> s = scales<V, kForm>(head, p, lane);
-        V::store_f32(out->scale[0] + lane, s.s[0]);
-        V::store_f32(out->scale[1] + lane, s.s[1]);
-        if constexpr (l.has_min) V::store_f32(out->min + lane, s.min);
+        unroll<variant_of<V>(kForm).halves ? 2 : 1>([&](auto h) CARREL_INLINE {
+          V::store_f32(out->half[h].scale + lane, s.s[h]);
+          V::store_f32(out->half[h].back + lane, s.back[h]);
+        });
+        if constexpr (l.has_min) V::store_f32(out->min() + lane, s.min);
       }
     }
   }
@@ -159,9 +161,11 @@ void tile(const WideGroup* w, int64_t stride, int n_groups, const int32_t* x, co
     for (const WideGroup* g = w; g < w + n_groups; g++, xg += kXWords * T) {
       Scales<V> s[R];
       unroll<R>([&](auto r) CARREL_INLINE {
-        s[r].s[0] = V::f32(g[r * stride].scale[0] + lane);
-        if constexpr (kV.halves) s[r].s[1] = V::f32(g[r * stride].scale[1] + lane);
-        if constexpr (kV.min) s[r].min = V::f32(g[r * stride].min + lane);
+        unroll<kV.halves ? 2 : 1>([&](auto h) CARREL_INLINE {
+          s[r].s[h] = V::f32(g[r * stride].half[h].scale + lane);
+          s[r].back[h] = V::f32(g[r * stride].half[h].back + lane);
+        });
+        if constexpr (kV.min) s[r].min = V::f32(g[r * stride].min() + lane);
       });
       add_group<V, R, T, kV>(xg, s, [&](auto r, auto c) CARREL_INLINE { return V::load(g[r * stride].q + 4 * lane + 64 * c); }, acc);
     }
