@@ -96,7 +96,7 @@ void quantize_group(const float* x, int offset, bool halves, int32_t* group) {
   __m128i m = _mm_max_epi32(_mm256_castsi256_si128(top), _mm256_extracti128_si256(top, 1));
   m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0x4E));
   m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0xB1));
-  const CodeScale s = group_scale(std::bit_cast<float>(_mm_cvtsi128_si32(m)));
+  const GroupScale s = group_scale(std::bit_cast<float>(_mm_cvtsi128_si32(m)));
   const __m256 inverse = _mm256_set1_ps(s.inverse);
   __m256i q[4];
   for (int i = 0; i < 4; i++) q[i] = s.inverse == 0 ? _mm256_setzero_si256() : _mm256_cvtps_epi32(_mm256_mul_ps(v[i], inverse));

@@ -80,7 +80,7 @@ CARREL_INLINE inline void quantize_group(const float* x, int offset, bool halves
   __m128i m = _mm_max_epi32(_mm256_castsi256_si128(top8), _mm256_extracti128_si256(top8, 1));
   m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0x4E));
   m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0xB1));
-  const CodeScale s = group_scale(__builtin_bit_cast(float, _mm_cvtsi128_si32(m)));
+  const GroupScale s = group_scale(__builtin_bit_cast(float, _mm_cvtsi128_si32(m)));
   const __m512 inverse = _mm512_set1_ps(s.inverse);
   const __mmask16 keep = s.inverse == 0 ? 0 : 0xFFFF;
   const __m128i q0 = _mm512_cvtsepi32_epi8(_mm512_maskz_cvtps_epi32(keep, _mm512_mul_ps(low, inverse)));

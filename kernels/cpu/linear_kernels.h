@@ -6,7 +6,6 @@
 #include <cstdint>
 
 #include "kernels/blocks.h"
-#include "kernels/cpu/code_scale.h"
 #include "kernels/matrix.h"
 
 namespace carrel::cpu {
@@ -62,9 +61,15 @@ struct LinearKernels {
   void (*plain)(Form form, const std::byte* w, int64_t n_cols, int n_row_blocks, const float* x, int64_t x_stride, int t, float* acc);
 };
 
-/// Scale of an activation group, by the rule of linear.h.
-[[gnu::always_inline]] inline CodeScale group_scale(float top) {
-  return code_scale(top, 127.0f);
+/// Scale of an activation group from its largest magnitude, by the rule of linear.h; inverse 0 means that all codes are 0.
+/// These two are inlined by force: an out-of-line copy of the AVX-512 file must not serve other machines.
+struct GroupScale {
+  float scale, inverse;
+};
+[[gnu::always_inline]] inline GroupScale group_scale(float top) {
+  if (!(top < INFINITY)) return {NAN, 0};
+  if (top < 1e-30f) return {0, 0};
+  return {top / 127.0f, 127.0f / top};
 }
 /// Writes what follows the codes of a group: low, high: sums of the codes of its halves.
 [[gnu::always_inline]] inline void put_group_tail(float scale, int low, int high, int offset, bool halves, int32_t* group) {

@@ -15,7 +15,7 @@ void quantize_group(const float* x, int offset, bool halves, int32_t* group) {
     finite = finite && std::isfinite(x[i]);
     top = std::fmax(top, std::fabs(x[i]));
   }
-  const CodeScale s = group_scale(finite ? top : INFINITY);
+  const GroupScale s = group_scale(finite ? top : INFINITY);
   int8_t q[32];
   int sums[2] = {0, 0};
   for (int i = 0; i < 32; i++) {

@@ -1,29 +1,52 @@
-// Scores on integers: queries and keys as codes of up to 15 bits with one scale per vector, their dots exact, so the order of adding is free and every
+// Scores on integers: queries and keys as codes with one power of two per vector, their dots exact, so the order of adding is free and every
 // instruction path has the same bits. Half the instructions of float32 where 16-bit dots exist. Part of vector_kernels_impl.h.
 #pragma once
-#include "kernels/cpu/code_scale.h"
 #include "kernels/cpu/state_rows_simd.h"
 
 namespace carrel::cpu {
 inline namespace CARREL_SIMD_NS {
 namespace {
 
-/// Bits of the largest magnitude of `dim` values; those of a NaN are above all others.
-template <class Load8, class Load1>
-CARREL_INLINE float top_of(int dim, Load8 load8_at, Load1 load1_at) {
-  const __m256i mask = _mm256_set1_epi32(0x7FFFFFFF);
-  __m256i top = _mm256_setzero_si256();
+/// value = scale * code, code = nearest_even(value * inverse), |code| <= 2^bits; both scales are powers of two.
+struct CodeStep {
+  float scale, inverse;
+};
+
+/// From the bits of the largest magnitude. Below 2^-100 all codes are 0; where a value is not finite the scale is NaN.
+CARREL_INLINE CodeStep code_step(int32_t top, int bits) {
+  const int exponent = (top >> 23) - 127;  // top < 2^(exponent + 1)
+  if (exponent == 128) return {__builtin_nanf(""), 0.0f};
+  if (exponent < -100) return {0.0f, 0.0f};
+  const int shift = bits - 1 - exponent;  // within [-128 + bits, 100 + bits]
+  return {__builtin_bit_cast(float, (127 - shift) << 23), __builtin_bit_cast(float, (127 + shift) << 23)};
+}
+
+/// Bits of the largest magnitude of `dim` elements of a row; those of a NaN are above all others.
+template <DType kType>
+CARREL_INLINE int32_t top_of(const std::byte* row, int begin, int dim) {
+  int32_t most = 0;
   int k = 0;
-  for (; k + 8 <= dim; k += 8) top = _mm256_max_epi32(top, _mm256_and_si256(_mm256_castps_si256(load8_at(k)), mask));
-  __m128i m = _mm_max_epi32(_mm256_castsi256_si128(top), _mm256_extracti128_si256(top, 1));
-  m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0x4E));
-  m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0xB1));
-  int32_t most = _mm_cvtsi128_si32(m);
+  if constexpr (kType == DType::kF32) {
+    const __m256i mask = _mm256_set1_epi32(0x7FFFFFFF);
+    __m256i top = _mm256_setzero_si256();
+    for (; k + 8 <= dim; k += 8) top = _mm256_max_epi32(top, _mm256_and_si256(_mm256_castps_si256(load8(row, kType, begin + k)), mask));
+    __m128i m = _mm_max_epi32(_mm256_castsi256_si128(top), _mm256_extracti128_si256(top, 1));
+    m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0x4E));
+    most = _mm_cvtsi128_si32(_mm_max_epi32(m, _mm_shuffle_epi32(m, 0xB1)));
+  } else {
+    const __m256i mask = _mm256_set1_epi16(0x7FFF);
+    __m256i top = _mm256_setzero_si256();
+    for (; k + 16 <= dim; k += 16)
+      top = _mm256_max_epu16(top, _mm256_and_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(row + 2 * (begin + k))), mask));
+    const __m128i m = _mm_max_epu16(_mm256_castsi256_si128(top), _mm256_extracti128_si256(top, 1));
+    const __m128i least = _mm_minpos_epu16(_mm_xor_si128(m, _mm_set1_epi16(-1)));  // the complement: there is no maximum of this kind
+    most = static_cast<int32_t>((~static_cast<uint32_t>(_mm_cvtsi128_si32(least)) & 0xFFFFu) << 16);
+  }
   for (; k < dim; ++k) {
-    const int32_t bits = __builtin_bit_cast(int32_t, load1_at(k)) & 0x7FFFFFFF;
+    const int32_t bits = __builtin_bit_cast(int32_t, load1(row, kType, begin + k)) & 0x7FFFFFFF;
     most = bits > most ? bits : most;
   }
-  return __builtin_bit_cast(float, most);
+  return most;
 }
 
 /// Sixteen values to sixteen codes, in order.
@@ -37,9 +60,8 @@ CARREL_INLINE void put_code(int32_t* words, int at, float x, float inverse) {
   __builtin_memcpy(reinterpret_cast<std::byte*>(words) + 2 * at, &code, 2);
 }
 
-float encode_row(const float* x, int dim, float most, int32_t* words) {
-  const CodeScale s = code_scale(
-      top_of(dim, [x](int k) { return _mm256_loadu_ps(x + k); }, [x](int k) { return x[k]; }), most);
+float encode_row(const float* x, int dim, int bits, int32_t* words) {
+  const CodeStep s = code_step(top_of<DType::kF32>(reinterpret_cast<const std::byte*>(x), 0, dim), bits);
   int k = 0;
   for (; k + 16 <= dim; k += 16) {
     const __m256i c = codes16(_mm256_loadu_ps(x + k), _mm256_loadu_ps(x + k + 8), _mm256_set1_ps(s.inverse));
@@ -51,14 +73,13 @@ float encode_row(const float* x, int dim, float most, int32_t* words) {
 }
 
 template <DType kType>
-CARREL_INLINE void encode_keys_of(const std::byte* const* rows, int begin, int dim, int lo, int hi, float most, int32_t* kt, float* scales) {
+CARREL_INLINE void encode_keys_of(const std::byte* const* rows, int begin, int dim, int lo, int hi, int bits, int32_t* kt, float* scales) {
   for (int i = lo / 8 * 8; i < hi; i += 8) {
     const std::byte* row[8];
     float inverse[8];
     for (int j = 0; j < 8; ++j) {
       const std::byte* r = row[j] = rows[i + j < lo ? lo : i + j < hi ? i + j : hi - 1];  // lanes beside [lo, hi): any row that is there
-      const CodeScale s = code_scale(
-          top_of(dim, [=](int k) { return load8(r, kType, begin + k); }, [=](int k) { return load1(r, kType, begin + k); }), most);
+      const CodeStep s = code_step(top_of<kType>(r, begin, dim), bits);
       scales[i + j] = s.scale;
       inverse[j] = s.inverse;
     }
@@ -77,11 +98,11 @@ CARREL_INLINE void encode_keys_of(const std::byte* const* rows, int begin, int d
   }
 }
 
-void encode_keys(const std::byte* const* rows, DType dtype, int begin, int dim, int lo, int hi, float most, int32_t* kt, float* scales) {
+void encode_keys(const std::byte* const* rows, DType dtype, int begin, int dim, int lo, int hi, int bits, int32_t* kt, float* scales) {
   if (dtype == DType::kF32) {
-    encode_keys_of<DType::kF32>(rows, begin, dim, lo, hi, most, kt, scales);
+    encode_keys_of<DType::kF32>(rows, begin, dim, lo, hi, bits, kt, scales);
   } else {
-    encode_keys_of<DType::kBF16>(rows, begin, dim, lo, hi, most, kt, scales);
+    encode_keys_of<DType::kBF16>(rows, begin, dim, lo, hi, bits, kt, scales);
   }
 }
 

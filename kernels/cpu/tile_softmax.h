@@ -46,7 +46,7 @@ class TileSoftmax {
   static constexpr int kStrip = 16;  // tokens that share a product of scores
 
  public:
-  /// q: heads [n_heads][dim] of tokens that lie `stride` floats apart. codes: scores on integers (most_code(dim)), else in float32.
+  /// q: heads [n_heads][dim] of tokens that lie `stride` floats apart. codes: scores on integers (code_bits(dim)), else in float32.
   TileSoftmax(const VectorKernels& kernels, ThreadScratch& scratch, const float* q, int64_t stride, int n_tokens, int n_heads, int dim, float scale, bool codes)
       : k_(kernels), n_tokens_(n_tokens), n_heads_(n_heads), dim_(dim), padded_(padded_dim(dim)), n_words_((dim + 1) / 2), scale_(scale) {
     const auto n_rows = static_cast<size_t>(n_tokens) * static_cast<size_t>(n_heads);
@@ -62,7 +62,7 @@ class TileSoftmax {
       for (int t = 0; t < n_tokens; ++t) together = std::copy(q + t * stride, q + t * stride + width, together);
       return;
     }
-    most_ = most_code(dim);
+    bits_ = code_bits(dim);
     const auto n_words = static_cast<size_t>(n_words_);
     if (scratch.codes.size() < (n_rows + kKeyBlock) * n_words) scratch.codes.resize((n_rows + kKeyBlock) * n_words);
     key_codes_ = scratch.codes.data();
@@ -71,7 +71,7 @@ class TileSoftmax {
     query_scales_ = key_scales_ + kKeyBlock;
     for (int i = 0; i < n_tokens * n_heads; ++i) {
       const float* row = q + i / n_heads * stride + static_cast<ptrdiff_t>(i % n_heads) * dim;
-      query_scales_[i] = k_.encode_row(row, dim, most_, query_codes_ + static_cast<ptrdiff_t>(i) * n_words_);
+      query_scales_[i] = k_.encode_row(row, dim, bits_, query_codes_ + static_cast<ptrdiff_t>(i) * n_words_);
     }
   }
 
@@ -96,7 +96,7 @@ class TileSoftmax {
       for (int64_t i = next; i < std::min(end, next + kKeyBlock); ++i) prefetch(row_at(i), source);
     }
     if (key_codes_ != nullptr) {
-      k_.encode_keys(rows, source.dtype, source.key_begin, dim_, lo, hi, most_, key_codes_, key_scales_);
+      k_.encode_keys(rows, source.dtype, source.key_begin, dim_, lo, hi, bits_, key_codes_, key_scales_);
     } else {
       k_.load_keys(rows, source.dtype, source.key_begin, dim_, lo, hi, keys_);
     }
@@ -153,7 +153,8 @@ class TileSoftmax {
   const VectorKernels& k_;
   const float* q_ = nullptr;  // without codes: [n_tokens * n_heads][dim]
   int n_tokens_, n_heads_, dim_, padded_, n_words_;
-  float scale_, most_ = 0;
+  float scale_;
+  int bits_ = 0;
   float *keys_ = nullptr, *values_, *scores_;              // keys_: without codes
   int32_t *key_codes_ = nullptr, *query_codes_ = nullptr;  // with codes
   float *key_scales_ = nullptr, *query_scales_ = nullptr;

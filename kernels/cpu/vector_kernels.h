@@ -14,11 +14,11 @@ namespace carrel::cpu {
 constexpr int kKeyBlock = 64;
 /// Most queries of one softmax_step.
 constexpr int kMostQueries = 256;
-/// Largest code of vectors whose dot over `dim` is summed in 32 bits: dim * code^2 <= 2^30.
-inline float most_code(int dim) {
-  int most = 1;
-  while (most < 16384 && static_cast<int64_t>(most + 1) * (most + 1) * dim <= int64_t{1} << 30) ++most;
-  return static_cast<float>(most);
+/// Bits of a code's magnitude so that a dot over `dim` is summed in 32: dim * 2^(2 bits) <= 2^30.
+inline int code_bits(int dim) {
+  int bits = 14;
+  while (bits > 1 && (int64_t{dim} << (2 * bits)) > int64_t{1} << 30) --bits;
+  return bits;
 }
 
 struct VectorKernels {
@@ -39,10 +39,10 @@ struct VectorKernels {
   void (*product)(int m, int n16, int n_k, const float* a, ptrdiff_t lda, const float* b, ptrdiff_t ldb, float* c, ptrdiff_t ldc, const float* carry);
   /// kt[k][i] = element begin + k of rows[i] for lo <= i < hi; other lanes of kt ([dim][64]) keep what they hold.
   void (*load_keys)(const std::byte* const* rows, DType dtype, int begin, int dim, int lo, int hi, float* kt);
-  /// Codes of a row for product_codes: code pairs 2k, 2k + 1 in word k, (dim + 1) / 2 words; returns their scale.
-  float (*encode_row)(const float* x, int dim, float most, int32_t* words);
+  /// Codes of a row for product_codes: code pairs 2k, 2k + 1 in word k, (dim + 1) / 2 words; returns their scale, a power of two (0 below 2^-100, NaN where x is not finite).
+  float (*encode_row)(const float* x, int dim, int bits, int32_t* words);
   /// The same of keys, as load_keys: kt[k][i], scales[i] (k counts words). Lanes beside [lo, hi) are left with anything.
-  void (*encode_keys)(const std::byte* const* rows, DType dtype, int begin, int dim, int lo, int hi, float most, int32_t* kt, float* scales);
+  void (*encode_keys)(const std::byte* const* rows, DType dtype, int begin, int dim, int lo, int hi, int bits, int32_t* kt, float* scales);
   /// c[i][j] = float(sum of the products of codes) * kt_scales[j] * a_scales[i], for i < m and j < 16 n16; a: [m][n_words], kt: [n_words][64], c: [m][64].
   void (*product_codes)(int m, int n16, int n_words, const int32_t* a, const float* a_scales, const int32_t* kt, const float* kt_scales, float* c);
   /// v[i][k] = element begin + k of rows[i] for lo <= i < hi; v: [64][dim rounded up to 16], zeros behind dim.
