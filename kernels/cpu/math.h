@@ -10,6 +10,7 @@
 namespace carrel::cpu {
 
 #define CARREL_INLINE [[gnu::always_inline]] inline
+#define CARREL_LAMBDA_INLINE __attribute__((always_inline))
 
 /// One float with the vocabulary of a vector.
 struct F1 {

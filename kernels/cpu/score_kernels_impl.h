@@ -106,9 +106,59 @@ void encode_keys(const std::byte* const* rows, DType dtype, int begin, int dim, 
   }
 }
 
-/// R rows by N registers of 16 keys, sums in registers.
-template <int R, int N>
-CARREL_INLINE void code_tile(int n_words, const int32_t* a, const float* a_scales, const int32_t* kt, const float* kt_scales, float* c) {
+template <DType kType>
+CARREL_INLINE void encode_values_of(const std::byte* const* rows, int begin, int dim, int lo, int hi, int32_t* v, float* scales) {
+  const int padded = (dim + kLanes - 1) / kLanes * kLanes;
+  for (int i = lo / 2 * 2; i < hi; i += 2) {
+    const std::byte* row[2] = {rows[i < lo ? lo : i], rows[i + 1 < hi ? i + 1 : hi - 1]};
+    float inverse[2];
+    for (int j = 0; j < 2; ++j) {
+      const CodeStep s = code_step(top_of<kType>(row[j], begin, dim), kValueBits);
+      scales[i + j] = s.scale;
+      inverse[j] = s.inverse;
+    }
+    int32_t* out = v + i / 2 * padded;
+    int k = 0;
+    for (; k + 16 <= dim; k += 16) {
+      __m256i c[2];
+#pragma GCC unroll 2
+      for (int j = 0; j < 2; ++j) c[j] = codes16(load8(row[j], kType, begin + k), load8(row[j], kType, begin + k + 8), _mm256_set1_ps(inverse[j]));
+      const __m256i low = _mm256_unpacklo_epi16(c[0], c[1]), high = _mm256_unpackhi_epi16(c[0], c[1]);
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + k), _mm256_permute2x128_si256(low, high, 0x20));
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + k + 8), _mm256_permute2x128_si256(low, high, 0x31));
+    }
+    for (; k < padded; ++k) {
+      for (int j = 0; j < 2; ++j) put_code(out, 2 * k + j, k < dim ? load1(row[j], kType, begin + k) : 0.0f, k < dim ? inverse[j] : 0.0f);
+    }
+  }
+}
+
+void encode_values(const std::byte* const* rows, DType dtype, int begin, int dim, int lo, int hi, int32_t* v, float* scales) {
+  if (dtype == DType::kF32) {
+    encode_values_of<DType::kF32>(rows, begin, dim, lo, hi, v, scales);
+  } else {
+    encode_values_of<DType::kBF16>(rows, begin, dim, lo, hi, v, scales);
+  }
+}
+
+void encode_weights(int n, const float* s, const float* scales, int lo, int hi, int32_t* words, float* weight_scales) {
+  constexpr int kN = kKeyBlock / kLanes;
+  for (int r = 0; r < n; ++r, s += kKeyBlock, words += kKeyBlock / 2) {
+    F16 w[kN];
+#pragma GCC unroll 4
+    for (int j = 0; j < kN; ++j)
+      w[j] = if_lane_in(lo - j * kLanes, hi - j * kLanes, F16::load(s + j * kLanes) * F16::load(scales + j * kLanes), F16::set(0.0f));
+    const CodeStep step = code_step(top_bits(w[0], w[1], w[2], w[3]), kValueBits);
+    weight_scales[r] = step.scale;
+#pragma GCC unroll 4
+    for (int j = 0; j < kN; ++j)
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(words + j * kLanes / 2), codes16(w[j].low(), w[j].high(), _mm256_set1_ps(step.inverse)));
+  }
+}
+
+/// R rows by N registers of 16 lanes: finish(r, j, dot as float). a: rows of lda words, b: rows of ldb words.
+template <int R, int N, class Finish>
+CARREL_INLINE void code_tile(int n_words, const int32_t* a, int lda, const int32_t* b, int ldb, Finish finish) {
   Words sum[R][N];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
@@ -116,37 +166,56 @@ CARREL_INLINE void code_tile(int n_words, const int32_t* a, const float* a_scale
     for (int j = 0; j < N; ++j) sum[r][j] = Words::set(0);
   }
   for (int k = 0; k < n_words; ++k) {
-    Words key[N];
+    Words lane[N];
 #pragma GCC unroll 8
-    for (int j = 0; j < N; ++j) key[j] = Words::load(kt + k * kKeyBlock + j * kLanes);
+    for (int j = 0; j < N; ++j) lane[j] = Words::load(b + k * ldb + j * kLanes);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
-      const Words x = Words::set(a[r * n_words + k]);
+      const Words x = Words::set(a[r * lda + k]);
 #pragma GCC unroll 8
-      for (int j = 0; j < N; ++j) sum[r][j] = add_pairs(sum[r][j], key[j], x);
+      for (int j = 0; j < N; ++j) sum[r][j] = add_pairs(sum[r][j], lane[j], x);
     }
   }
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
-    for (int j = 0; j < N; ++j) (to_float(sum[r][j]) * F16::load(kt_scales + j * kLanes) * F16::set(a_scales[r])).store(c + r * kKeyBlock + j * kLanes);
+    for (int j = 0; j < N; ++j) finish(r, j, to_float(sum[r][j]));
   }
 }
 
-template <int N>
-CARREL_INLINE void code_columns(int m, int n_words, const int32_t* a, const float* a_scales, const int32_t* kt, const float* kt_scales, float* c) {
-  int i = 0;
-  for (; i + 6 <= m; i += 6) code_tile<6, N>(n_words, a + i * n_words, a_scales + i, kt, kt_scales, c + i * kKeyBlock);
-  for (; i < m; ++i) code_tile<1, N>(n_words, a + i * n_words, a_scales + i, kt, kt_scales, c + i * kKeyBlock);
+/// Calls fn<R, N>(first row, first register of 16) over m rows and n16 registers.
+template <class Fn>
+CARREL_INLINE void for_code_tiles(int m, int n16, Fn fn) {
+  int j = 0;
+  const auto rows = [&]<int N>() CARREL_LAMBDA_INLINE {
+    int i = 0;
+    for (; i + 6 <= m; i += 6) fn.template operator()<6, N>(i, j);
+    for (; i + 3 <= m; i += 3) fn.template operator()<3, N>(i, j);
+    for (; i < m; ++i) fn.template operator()<1, N>(i, j);
+  };
+#ifdef __AVX512F__
+  for (; j + 4 <= n16; j += 4) rows.template operator()<4>();
+  for (; j + 2 <= n16; j += 2) rows.template operator()<2>();
+#endif
+  for (; j < n16; ++j) rows.template operator()<1>();
 }
 
 void product_codes(int m, int n16, int n_words, const int32_t* a, const float* a_scales, const int32_t* kt, const float* kt_scales, float* c) {
-  int j = 0;
-#ifdef __AVX512F__
-  for (; j + 4 <= n16; j += 4) code_columns<4>(m, n_words, a, a_scales, kt + j * kLanes, kt_scales + j * kLanes, c + j * kLanes);
-  for (; j + 2 <= n16; j += 2) code_columns<2>(m, n_words, a, a_scales, kt + j * kLanes, kt_scales + j * kLanes, c + j * kLanes);
-#endif
-  for (; j < n16; ++j) code_columns<1>(m, n_words, a, a_scales, kt + j * kLanes, kt_scales + j * kLanes, c + j * kLanes);
+  for_code_tiles(m, n16, [&]<int R, int N>(int i, int j) CARREL_LAMBDA_INLINE {
+    code_tile<R, N>(n_words, a + i * n_words, n_words, kt + j * kLanes, kKeyBlock, [&](int r, int l, F16 dot) CARREL_LAMBDA_INLINE {
+      (dot * F16::load(kt_scales + (j + l) * kLanes) * F16::set(a_scales[i + r])).store(c + (i + r) * kKeyBlock + (j + l) * kLanes);
+    });
+  });
+}
+
+void product_weights(int m, int n16, int begin, int end, const int32_t* a, const float* a_scales, const int32_t* v, float* c, const float* carry) {
+  const int width = n16 * kLanes;
+  for_code_tiles(m, n16, [&]<int R, int N>(int i, int j) CARREL_LAMBDA_INLINE {
+    code_tile<R, N>(end - begin, a + i * (kKeyBlock / 2) + begin, kKeyBlock / 2, v + begin * width + j * kLanes, width, [&](int r, int l, F16 dot) CARREL_LAMBDA_INLINE {
+      float* at = c + (i + r) * width + (j + l) * kLanes;
+      fma(dot, F16::set(a_scales[i + r]), F16::load(at) * F16::set(carry[i + r])).store(at);
+    });
+  });
 }
 
 }  // namespace

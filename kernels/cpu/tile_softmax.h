@@ -46,15 +46,15 @@ class TileSoftmax {
   static constexpr int kStrip = 16;  // tokens that share a product of scores
 
  public:
-  /// q: heads [n_heads][dim] of tokens that lie `stride` floats apart. codes: scores on integers (code_bits(dim)), else in float32.
+  /// q: heads [n_heads][dim] of tokens that lie `stride` floats apart. codes: scores and weighted sums on integers, else in float32.
   TileSoftmax(const VectorKernels& kernels, ThreadScratch& scratch, const float* q, int64_t stride, int n_tokens, int n_heads, int dim, float scale, bool codes)
       : k_(kernels), n_tokens_(n_tokens), n_heads_(n_heads), dim_(dim), padded_(padded_dim(dim)), n_words_((dim + 1) / 2), scale_(scale) {
     const auto n_rows = static_cast<size_t>(n_tokens) * static_cast<size_t>(n_heads);
-    values_ = scratch.values.get(static_cast<size_t>(padded_) * kKeyBlock);
     scores_ = scratch.scores.get(n_rows * kKeyBlock);
     const int width = n_heads * dim;
     if (!codes) {
       keys_ = scratch.keys.get(static_cast<size_t>(dim) * kKeyBlock);
+      values_ = scratch.values.get(static_cast<size_t>(padded_) * kKeyBlock);
       q_ = q;
       if (n_tokens == 1 || stride == width) return;
       float* together = scratch.queries.get(n_rows * static_cast<size_t>(dim));
@@ -63,12 +63,16 @@ class TileSoftmax {
       return;
     }
     bits_ = code_bits(dim);
-    const auto n_words = static_cast<size_t>(n_words_);
-    if (scratch.codes.size() < (n_rows + kKeyBlock) * n_words) scratch.codes.resize((n_rows + kKeyBlock) * n_words);
+    const auto n_words = static_cast<size_t>(n_words_), n_values = static_cast<size_t>(padded_) * kKeyBlock / 2;
+    const size_t n_codes = (n_rows + kKeyBlock) * n_words + n_values + size_t{kMostQueries} * kKeyBlock / 2;
+    if (scratch.codes.size() < n_codes) scratch.codes.resize(n_codes);
     key_codes_ = scratch.codes.data();
     query_codes_ = key_codes_ + kKeyBlock * n_words;
-    key_scales_ = scratch.keys.get(kKeyBlock + n_rows);
-    query_scales_ = key_scales_ + kKeyBlock;
+    value_codes_ = query_codes_ + n_rows * n_words;
+    weight_codes_ = value_codes_ + n_values;
+    key_scales_ = scratch.keys.get(2 * kKeyBlock + n_rows);
+    value_scales_ = key_scales_ + kKeyBlock;
+    query_scales_ = value_scales_ + kKeyBlock;
     for (int i = 0; i < n_tokens * n_heads; ++i) {
       const float* row = q + i / n_heads * stride + static_cast<ptrdiff_t>(i % n_heads) * dim;
       query_scales_[i] = k_.encode_row(row, dim, bits_, query_codes_ + static_cast<ptrdiff_t>(i) * n_words_);
@@ -97,10 +101,11 @@ class TileSoftmax {
     }
     if (key_codes_ != nullptr) {
       k_.encode_keys(rows, source.dtype, source.key_begin, dim_, lo, hi, bits_, key_codes_, key_scales_);
+      k_.encode_values(rows, source.dtype, source.value_begin, dim_, lo, hi, value_codes_, value_scales_);
     } else {
       k_.load_keys(rows, source.dtype, source.key_begin, dim_, lo, hi, keys_);
+      k_.load_values(rows, source.dtype, source.value_begin, dim_, lo, hi, values_);
     }
-    k_.load_values(rows, source.dtype, source.value_begin, dim_, lo, hi, values_);
     for (int t = 0; t < n_tokens_; t += kStrip) score_strip(t, std::min(kStrip, n_tokens_ - t), base, seen);
     if (all_whole) return add_scores(part, 0, n_tokens_, 0, kKeyBlock);
     for (int t = 0; t < n_tokens_; ++t) {
@@ -137,7 +142,13 @@ class TileSoftmax {
       float* o = part.o + static_cast<ptrdiff_t>(row) * padded_;
       float factor[kMostQueries];
       k_.softmax_step(n, scores, scale_, lo, hi, part.m + row, part.l + row, factor);
-      k_.product(n, padded_ / 16, hi - lo, scores + lo, kKeyBlock, values_ + static_cast<ptrdiff_t>(lo) * padded_, padded_, o, padded_, factor);
+      if (key_codes_ != nullptr) {
+        float scales[kMostQueries];
+        k_.encode_weights(n, scores, value_scales_, lo, hi, weight_codes_, scales);
+        k_.product_weights(n, padded_ / 16, lo / 2, (hi + 1) / 2, weight_codes_, scales, value_codes_, o, factor);
+      } else {
+        k_.product(n, padded_ / 16, hi - lo, scores + lo, kKeyBlock, values_ + static_cast<ptrdiff_t>(lo) * padded_, padded_, o, padded_, factor);
+      }
     }
   }
   /// Few queries are done before memory answers: asks for the rows of the next block early.
@@ -155,9 +166,10 @@ class TileSoftmax {
   int n_tokens_, n_heads_, dim_, padded_, n_words_;
   float scale_;
   int bits_ = 0;
-  float *keys_ = nullptr, *values_, *scores_;              // keys_: without codes
-  int32_t *key_codes_ = nullptr, *query_codes_ = nullptr;  // with codes
-  float *key_scales_ = nullptr, *query_scales_ = nullptr;
+  float* scores_;
+  float *keys_ = nullptr, *values_ = nullptr;  // without codes
+  int32_t *key_codes_ = nullptr, *query_codes_ = nullptr, *value_codes_ = nullptr, *weight_codes_ = nullptr;
+  float *key_scales_ = nullptr, *query_scales_ = nullptr, *value_scales_ = nullptr;
 };
 
 /// Adds row `row` of `part` to row `into` of `total`; the first part is copied.

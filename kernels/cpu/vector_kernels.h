@@ -21,6 +21,9 @@ inline int code_bits(int dim) {
   return bits;
 }
 
+/// Bits of values and weights: 64 keys * 2^12 * 2^12 = 2^30.
+constexpr int kValueBits = 12;
+
 struct VectorKernels {
   // ---- per element
   void (*add)(const float* a, const float* b, int64_t n, float* y);
@@ -45,6 +48,13 @@ struct VectorKernels {
   void (*encode_keys)(const std::byte* const* rows, DType dtype, int begin, int dim, int lo, int hi, int bits, int32_t* kt, float* scales);
   /// c[i][j] = float(sum of the products of codes) * kt_scales[j] * a_scales[i], for i < m and j < 16 n16; a: [m][n_words], kt: [n_words][64], c: [m][64].
   void (*product_codes)(int m, int n16, int n_words, const int32_t* a, const float* a_scales, const int32_t* kt, const float* kt_scales, float* c);
+  /// Codes of values for product_weights: of rows 2i, 2i + 1 in word v[i][k], k rounded up to 16 with zeros; scales[i] of each row. Rows beside [lo, hi)
+  /// are left with anything.
+  void (*encode_values)(const std::byte* const* rows, DType dtype, int begin, int dim, int lo, int hi, int32_t* v, float* scales);
+  /// Codes of weights s[n][64] * scales[64], of which [lo, hi) are seen: pairs of keys as words[n][32], and their scales.
+  void (*encode_weights)(int n, const float* s, const float* scales, int lo, int hi, int32_t* words, float* weight_scales);
+  /// c[i][j] = fma(float(sum of the products of codes), a_scales[i], c[i][j] * carry[i]); a: words [begin, end) of [m][32], v: [32][16 n16].
+  void (*product_weights)(int m, int n16, int begin, int end, const int32_t* a, const float* a_scales, const int32_t* v, float* c, const float* carry);
   /// v[i][k] = element begin + k of rows[i] for lo <= i < hi; v: [64][dim rounded up to 16], zeros behind dim.
   void (*load_values)(const std::byte* const* rows, DType dtype, int begin, int dim, int lo, int hi, float* v);
   /// One online-softmax step of n queries over scores s[n][64], of which [lo, hi) are seen. For each: s *= scale; m' = max(m, max s);

@@ -266,7 +266,7 @@ void mix_streams(float a, const float* f, const float* x, const float* weights, 
 }
 
 constexpr VectorKernels kKernels = {add,     scale,     axpy,        gated,        softcap,     rms_norm, rope,       to_bf16, dot,
-                                    product, load_keys, encode_row, encode_keys, product_codes, load_values, softmax_step, weigh_heads, pool,     mix_streams};
+                                    product, load_keys, encode_row, encode_keys, product_codes, encode_values, encode_weights, product_weights, load_values, softmax_step, weigh_heads, pool,     mix_streams};
 
 }  // namespace
 }  // namespace CARREL_SIMD_NS

@@ -87,7 +87,8 @@ void VectorOps::make_tiles(const Batch& batch, int n_tokens) {
 }
 
 void VectorOps::attention(const float* q, const StateRows& kv, const AttentionArgs& args, const Batch& batch, float* y) {
-  const Plain plain{k_, q, kv, args, fast_, y};
+  const bool codes = fast_ && kv.layout.dtype == DType::kBF16;  // float32 rows ask for more than codes keep
+  const Plain plain{k_, q, kv, args, codes, y};
   make_tiles(batch, std::max(1, kTileQueries / plain.group()));
   const auto n_tasks = static_cast<int64_t>(tiles_.size()) * args.n_kv_heads;
   int64_t n_splits = 1;
