@@ -278,6 +278,30 @@ TEST_P(SetTest, nan_stays_inside_its_sequence) {
   }
 }
 
+TEST_P(SetTest, one_nan_of_either_sign_spoils_the_queries_that_see_it) {
+  ThreadTeam team(2);
+  const AttentionCase c{4, 2, 40, 0, false};
+  const Pipeline pipeline = attention_pipeline(c, kv());
+  for (const CpuPath path : {CpuPath::kAvx2, CpuPath::kAuto}) {
+    const auto ops = make(GetParam(), &team, path);
+    for (const int name : {0, 1, 2}) {  // k, v, q
+      for (const float bad : {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::quiet_NaN()}) {
+        const int length = 90, at = 70, width = (name == 2 ? c.n_heads : c.n_kv_heads) * c.head_dim;
+        Inputs in({length});
+        in.of(0, name, width, name == 1 ? 1.0f : 2.0f)[static_cast<size_t>(at * width + 3)] = bad;  // of the first head
+        for (const std::vector<Step>& steps : {whole_schedule({length}), random_schedule({length}, 4, 1)}) {
+          const std::vector<float> y = run(pipeline, *ops, steps, in).all().at({0, 0});
+          for (int t = 0; t < length; ++t) {
+            const float first = y[static_cast<size_t>(t * c.n_heads * c.head_dim + 3)], last = y[static_cast<size_t>((t + 1) * c.n_heads * c.head_dim - 1)];
+            EXPECT_EQ(std::isnan(first), name == 2 ? t == at : t >= at) << "input " << name << " token " << t;
+            EXPECT_FALSE(std::isnan(last)) << "input " << name << " token " << t;
+          }
+        }
+      }
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Ops, SetTest, testing::Values(OpSet::kExact, OpSet::kFast),
                          [](const auto& info) { return info.param == OpSet::kExact ? "exact" : "fast"; });
 
