@@ -302,6 +302,20 @@ TEST_P(SetTest, one_nan_of_either_sign_spoils_the_queries_that_see_it) {
   }
 }
 
+TEST_P(SetTest, a_score_beyond_all_floats_is_an_error_and_no_weight) {
+  ThreadTeam team(2);
+  const AttentionCase c{4, 2, 40, 0, false};
+  for (const CpuPath path : {CpuPath::kAvx2, CpuPath::kAuto}) {
+    const auto ops = make(GetParam(), &team, path);
+    Inputs in({90});
+    in.of(0, 0, c.n_kv_heads * c.head_dim, 2.0f)[static_cast<size_t>(70 * c.n_kv_heads * c.head_dim + 3)] = 3e38f;
+    in.of(0, 2, c.n_heads * c.head_dim, 2.0f)[static_cast<size_t>(80 * c.n_heads * c.head_dim + 3)] = 3e38f;
+    const std::vector<float> y = run(attention_pipeline(c, kv()), *ops, whole_schedule({90}), in).all().at({0, 0});
+    EXPECT_TRUE(std::isnan(y[static_cast<size_t>(80 * c.n_heads * c.head_dim)])) << "infinity minus infinity is a NaN with its sign bit set";
+    EXPECT_FALSE(std::isnan(y[static_cast<size_t>(80 * c.n_heads * c.head_dim - 1)]));
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Ops, SetTest, testing::Values(OpSet::kExact, OpSet::kFast),
                          [](const auto& info) { return info.param == OpSet::kExact ? "exact" : "fast"; });
 

@@ -148,6 +148,7 @@ void encode_weights(int n, const float* s, const float* scales, int lo, int hi, 
 #pragma GCC unroll 4
     for (int j = 0; j < kN; ++j)
       w[j] = if_lane_in(lo - j * kLanes, hi - j * kLanes, F16::load(s + j * kLanes) * F16::load(scales + j * kLanes), F16::set(0.0f));
+    // A NaN of a value's scale has no sign; one among the weights spoils their sum, and so the result, whatever its code.
     const CodeStep step = code_step(top_bits(w[0], w[1], w[2], w[3]), kValueBits);
     weight_scales[r] = step.scale;
 #pragma GCC unroll 4

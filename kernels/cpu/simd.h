@@ -166,13 +166,10 @@ CARREL_INLINE float max_of(F16 x) {
       [](__m128 a, __m128 b) { return _mm_max_ps(a, b); });
 }
 
-/// Bits of the largest magnitude of 64 floats; those of a NaN are above all others.
+/// Bits of the largest of 64 floats that are not negative; those of a NaN without sign are above all others.
 CARREL_INLINE int32_t top_bits(F16 a, F16 b, F16 c, F16 d) {
   const auto larger = [](__m256i x, __m256i y) CARREL_LAMBDA_INLINE { return _mm256_max_epi32(x, y); };
-  const auto bits = [larger](F16 x) CARREL_LAMBDA_INLINE {
-    const F16 m = abs(x);
-    return larger(_mm256_castps_si256(m.low()), _mm256_castps_si256(m.high()));
-  };
+  const auto bits = [larger](F16 x) CARREL_LAMBDA_INLINE { return larger(_mm256_castps_si256(x.low()), _mm256_castps_si256(x.high())); };
   const __m256i t = larger(larger(bits(a), bits(b)), larger(bits(c), bits(d)));
   __m128i m = _mm_max_epi32(_mm256_castsi256_si128(t), _mm256_extracti128_si256(t, 1));
   m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0x4E));
