@@ -267,6 +267,20 @@ Result<DbSettings> Catalog::reader_settings() {
   return settings;
 }
 
+Result<CatalogFigures> Catalog::figures() {
+  CatalogFigures f;
+  CARREL_TRY(impl_->read([&](Db& db) -> Status {
+    CARREL_ASSIGN(f.audit_head_seq, db.integer("SELECT COALESCE(MAX(seq), 0) FROM audit"));
+    return {};
+  }));
+  const std::string wal = impl_->db_path + "-wal";
+  if (impl_->env->exists(wal)) {
+    CARREL_ASSIGN(const auto file, impl_->env->open(wal, Open::kRead));
+    CARREL_ASSIGN(f.wal_bytes, file->size());
+  }
+  return f;
+}
+
 Result<std::vector<AuditEntry>> Catalog::audit(int64_t after_seq, int64_t limit) {
   std::vector<AuditEntry> out;
   CARREL_TRY(impl_->read([&](Db& db) -> Status {

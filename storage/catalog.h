@@ -113,6 +113,11 @@ struct UsageRow {
   UsageCounts counts;
 };
 
+struct CatalogFigures {
+  uint64_t wal_bytes = 0;  // size of catalog.db-wal
+  int64_t audit_head_seq = 0;
+};
+
 class Catalog {
  public:
   static constexpr std::string_view kDefaultTenant = "default";
@@ -168,6 +173,8 @@ class Catalog {
   /// Ok while changes can be written: no write failed for good, catalog.db is still the open file, and the last usage counters were
   /// written. Microseconds; a change is logged.
   Status health();
+  /// For metrics.
+  Result<CatalogFigures> figures();
   Result<DbSettings> writer_settings();
   Result<DbSettings> reader_settings();
 

@@ -207,6 +207,7 @@ TEST(Cases, case_appliance_s12) {
   env.jump_wall_ms(48 * kHourMs);
   EXPECT_FALSE(c->authenticate(revoked.key));
   EXPECT_EQ(c->audit(0, 100)->size(), static_cast<size_t>(c->verify_audit().value()));
+  EXPECT_EQ(c->figures()->audit_head_seq, c->verify_audit().value());
 }
 
 // Random changes against a model: a key authenticates exactly while it is neither revoked nor expired, and never after it was revoked.

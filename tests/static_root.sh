@@ -16,7 +16,9 @@ inside /carrel --version >/dev/null 2>"$root/err" || {
   [ "$(id -u)" != 0 ] && { echo "skipped: no right to change the root folder"; echo "0 passed, 0 failed"; exit 0; }
   fail "the binary does not start in an empty root"
 }
-inside /carrel serve --data /data --listen 127.0.0.1:0 >"$root/out" 2>"$root/err" &
+# The background process itself, so that it is what is stopped at the end.
+serve() { if [ "$(id -u)" = 0 ]; then exec chroot "$root" "$@"; else exec unshare --map-root-user chroot "$root" "$@"; fi; }
+serve /carrel serve --data /data --listen 127.0.0.1:0 >"$root/out" 2>"$root/err" &
 server=$!
 for _ in $(seq 100); do grep -q '^ready ' "$root/out" && break; sleep 0.1; done
 url=$(sed -n 's/^ready \(https:[^ ]*\) .*/\1/p' "$root/out")

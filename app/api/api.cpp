@@ -308,6 +308,12 @@ struct Api::Impl {
       m.set("carrel_state_records", labels, static_cast<double>(g.n_resident));
       m.set("carrel_state_bytes", labels, static_cast<double>(g.n_resident) * static_cast<double>(g.page_bytes));
     }
+    if (const auto f = s.catalog->figures(); f) {
+      m.set("carrel_db_wal_bytes", {}, static_cast<double>(f->wal_bytes));
+      m.set("carrel_audit_head_seq", {}, static_cast<double>(f->audit_head_seq));
+    } else {
+      spdlog::warn("metrics: {}", f.error().text());
+    }
     call.out.content_type = "text/plain; version=0.0.4";
     call.out.body = m.prometheus();
   }

@@ -34,6 +34,8 @@ constexpr MetricInfo kTable[] = {
     {"carrel_engine_heartbeat_age_seconds", kGauge, "Time since the step thread last came round."},
     {"carrel_preemptions_total", kCounter, "Running requests that gave their space back for a while."},
     {"carrel_inert_cache_alarm", kGauge, "1 when many prompts were known and none could be used."},
+    {"carrel_db_wal_bytes", kGauge, "Size of the catalog's write-ahead log."},
+    {"carrel_audit_head_seq", kGauge, "Number of the newest audit entry."},
     {"carrel_cert_not_after_seconds", kGauge, "Unix time at which the server certificate ends."},
     {"carrel_build_info", kGauge, "Constant 1 with version and numerics id."},
 };

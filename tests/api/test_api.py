@@ -612,6 +612,11 @@ class Answers(unittest.TestCase):
             for kind in ("compressed_kv", "tail", "window", "indexer"):
                 self.assertIn(f'carrel_state_veto_total{{kind="{kind}"}} 0\n', text)
                 self.assertRegex(text, f'carrel_state_bytes{{tier="device",group="[^"]+",kind="{kind}"}} ')
+            before = other.metric("carrel_audit_head_seq")
+            self.assertGreater(before, 0)
+            self.assertGreater(other.metric("carrel_db_wal_bytes"), 0)
+            other.cli("tenant", "create", "seen")
+            self.assertEqual(other.metric("carrel_audit_head_seq"), before + 1)
         finally:
             other.stop()
 
