@@ -10,18 +10,20 @@ namespace carrel {
 void Ops::linears(std::span<const LinearOut> outs, const float* x, int64_t x_stride, int n_tokens) {
   for (const LinearOut& o : outs) {
     linear(o.w, o.bias, x, x_stride, n_tokens, o.y, o.y_stride);
-    for (int t = 0; o.sum != nullptr && t < n_tokens; ++t) add(o.y + t * o.y_stride, o.add + t * o.y_stride, o.w.n_rows, o.sum + t * o.y_stride);
+    for (int t = 0; o.sum != nullptr && t < n_tokens; ++t)
+      add(o.y + t * o.y_stride, o.add + t * o.y_stride, o.w.n_rows, o.sum + t * o.y_stride);
   }
 }
 
-void Ops::gated_linears(const LinearOut& gate, const LinearOut& up, Act act, float limit, const float* x, int64_t x_stride, int n_tokens, float* y) {
+void Ops::gated_linears(const LinearOut& gate, const LinearOut& up, Act act, float limit, const float* x, int64_t x_stride, int n_tokens,
+                        float* y) {
   linear(gate.w, gate.bias, x, x_stride, n_tokens, gate.y, gate.y_stride);
   linear(up.w, up.bias, x, x_stride, n_tokens, up.y, up.y_stride);
   gated(act, gate.y, up.y, limit, n_tokens * gate.w.n_rows, y);
 }
 
-void Ops::feed_forward(const LinearOut& gate, const LinearOut& up, Act act, float limit, const LinearOut& down, const float* x, int64_t x_stride,
-                       int n_tokens, float* mid) {
+void Ops::feed_forward(const LinearOut& gate, const LinearOut& up, Act act, float limit, const LinearOut& down, const float* x,
+                       int64_t x_stride, int n_tokens, float* mid) {
   gated_linears(gate, up, act, limit, x, x_stride, n_tokens, mid);
   linears(std::span(&down, 1), mid, down.w.n_cols, n_tokens);
 }

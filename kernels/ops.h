@@ -5,9 +5,10 @@
 // exact and fast keep the rule of the numerics page: an output element is a function of its own inputs, in one order, whatever the batch,
 // chunking, thread count or instruction path.
 //
-// Activations are float32, row-major [n_tokens][width], contiguous unless a stride is given; outputs never alias inputs except where "in place"
-// is said. State rows are rounded to their stored dtype on the way in and read back in that form. Formulas: architectures reference, sections named.
-// Threads: one step thread calls; implementations split inside over their ThreadTeam. Nothing here allocates per token after the first step of a size.
+// Activations are float32, row-major [n_tokens][width], contiguous unless a stride is given; outputs never alias inputs except where "in
+// place" is said. State rows are rounded to their stored dtype on the way in and read back in that form. Formulas: architectures reference,
+// sections named. Threads: one step thread calls; implementations split inside over their ThreadTeam. Nothing here allocates per token
+// after the first step of a size.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -62,14 +63,14 @@ struct SparseArgs {  // DeepSeek-V4: one softmax over window rows and compressed
 
 struct CompressArgs {  // pooling of groups of `ratio` tokens (2.7)
   int ratio = 4;
-  int dim = 0;                 // row width d
-  bool overlap = false;        // CSA: a group pools its own high half and the previous group's low half
-  const float* ape = nullptr;  // [ratio][coff * dim], coff = overlap ? 2 : 1
+  int dim = 0;                  // row width d
+  bool overlap = false;         // CSA: a group pools its own high half and the previous group's low half
+  const float* ape = nullptr;   // [ratio][coff * dim], coff = overlap ? 2 : 1
   const float* norm = nullptr;  // [dim]
   float eps = 1e-6f;
-  int rope_begin = 0, rope_dims = 0;       // rotated at the group's first position, interleaved
+  int rope_begin = 0, rope_dims = 0;  // rotated at the group's first position, interleaved
   const std::vector<double>* inv_freq = nullptr;
-  int seed_begin = 0;                      // first element of this compressor's seed inside a tail row
+  int seed_begin = 0;  // first element of this compressor's seed inside a tail row
 };
 
 enum class RouteScore { kSoftmax, kSqrtSoftplus };
@@ -77,8 +78,8 @@ struct RouteArgs {  // experts of a token, ascending by expert id (2.10, 3.7, 7)
   int n_experts = 0;
   int top_k = 0;
   RouteScore score = RouteScore::kSoftmax;
-  const float* bias = nullptr;         // [n_experts], selects only
-  const int32_t* table = nullptr;      // [vocab][top_k] expert ids by token id (hash layers), or null; the family checks their range
+  const float* bias = nullptr;     // [n_experts], selects only
+  const int32_t* table = nullptr;  // [vocab][top_k] expert ids by token id (hash layers), or null; the family checks their range
   bool normalize = true;
   float scale = 1;
 };
@@ -89,7 +90,7 @@ struct Expert {
 };
 
 constexpr int kMaxStreams = 64;
-struct HcArgs {  // manifold-constrained hyper-connections (2.5)
+struct HcArgs {       // manifold-constrained hyper-connections (2.5)
   int n_streams = 4;  // at most kMaxStreams
   int width = 0;
   int n_iters = 20;
@@ -99,8 +100,8 @@ struct HcArgs {  // manifold-constrained hyper-connections (2.5)
   const float* base = nullptr;   // [(2 + n) n]; head: [n]
 };
 
-/// One product of a call over the same x: y = w x + bias, rows of y_stride. With `sum`: sum = y + add as well (rows of y_stride), and y may be
-/// left unwritten.
+/// One product of a call over the same x: y = w x + bias, rows of y_stride. With `sum`: sum = y + add as well (rows of y_stride), and y may
+/// be left unwritten.
 struct LinearOut {
   Matrix w;
   const float* bias = nullptr;  // [n_rows] or null
@@ -124,12 +125,13 @@ class Ops {
   virtual void linear(const Matrix& w, const float* bias, const float* x, int64_t x_stride, int n_tokens, float* y, int64_t y_stride) = 0;
   /// Several products of one x (all w have the same n_cols), the same bits as one after the other: what is made of x is made once.
   virtual void linears(std::span<const LinearOut> outs, const float* x, int64_t x_stride, int n_tokens);
-  /// y = gated(act, gate, up, limit), contiguous; the same bits as the ops one by one. gate and up have one shape; their y, contiguous too, may be left
-  /// unwritten.
-  virtual void gated_linears(const LinearOut& gate, const LinearOut& up, Act act, float limit, const float* x, int64_t x_stride, int n_tokens, float* y);
+  /// y = gated(act, gate, up, limit), contiguous; the same bits as the ops one by one. gate and up have one shape; their y, contiguous too,
+  /// may be left unwritten.
+  virtual void gated_linears(const LinearOut& gate, const LinearOut& up, Act act, float limit, const float* x, int64_t x_stride,
+                             int n_tokens, float* y);
   /// down of that, with mid in the place of y: it may be left unwritten.
-  virtual void feed_forward(const LinearOut& gate, const LinearOut& up, Act act, float limit, const LinearOut& down, const float* x, int64_t x_stride,
-                            int n_tokens, float* mid);
+  virtual void feed_forward(const LinearOut& gate, const LinearOut& up, Act act, float limit, const LinearOut& down, const float* x,
+                            int64_t x_stride, int n_tokens, float* mid);
   /// y = x / rms(x) * weight over each of n_rows rows of `dim`; weight may be null. In place allowed.
   virtual void rms_norm(const float* x, const float* weight, float eps, int64_t n_rows, int dim, float* y) = 0;
   /// In place on [n_tokens][n_heads * head_dim].
@@ -141,22 +143,23 @@ class Ops {
 
   // ---- experts
   /// scores: [n_tokens][n_experts] router outputs. expert_ids, weights: [n_tokens][top_k], ids ascending. Ties to the lower id.
-  virtual void route(const RouteArgs& args, const float* scores, std::span<const int32_t> token_ids, int32_t* expert_ids, float* weights) = 0;
+  virtual void route(const RouteArgs& args, const float* scores, std::span<const int32_t> token_ids, int32_t* expert_ids,
+                     float* weights) = 0;
   /// y[t] = sum over its experts, ascending, of weight * down(gated(gate x, up x)).
-  virtual void experts(std::span<const Expert> experts, Act act, float limit, const float* x, const int32_t* expert_ids, const float* weights,
-                       int top_k, int n_tokens, float* y) = 0;
+  virtual void experts(std::span<const Expert> experts, Act act, float limit, const float* x, const int32_t* expert_ids,
+                       const float* weights, int top_k, int n_tokens, float* y) = 0;
 
   // ---- state
   /// Stores x [n_tokens][width] as elements [col, col + width) of row `position` of each token (ratio 1).
   virtual void store_rows(const float* x, int width, int col, const StateRows& rows, const Batch& batch) = 0;
   /// q, y: [n_tokens][n_heads * head_dim]. A row holds K of all kv heads, then V of all kv heads.
   virtual void attention(const float* q, const StateRows& kv, const AttentionArgs& args, const Batch& batch, float* y) = 0;
-  /// Runs the compressor over the step's tokens: c, z: [n_tokens][coff * dim] (z without ape). Rows of groups that close are written to `rows`; the
-  /// ring keeps (c, z + ape) of the open block: row = [c | z], 2 * coff * dim floats. The seed of a group that opens a block lies in row 0..ratio-1 of the tail
-  /// page of the block before it, at element seed_begin: [c low half | z low half], and is written there when its block ends. Cold and
-  /// hit take the same path. `tail` is ignored without overlap.
-  virtual void compress(const float* c, const float* z, const CompressArgs& args, const Ring& ring, const StateRows& rows, const StateRows& tail,
-                        const Batch& batch) = 0;
+  /// Runs the compressor over the step's tokens: c, z: [n_tokens][coff * dim] (z without ape). Rows of groups that close are written to
+  /// `rows`; the ring keeps (c, z + ape) of the open block: row = [c | z], 2 * coff * dim floats. The seed of a group that opens a block
+  /// lies in row 0..ratio-1 of the tail page of the block before it, at element seed_begin: [c low half | z low half], and is written there
+  /// when its block ends. Cold and hit take the same path. `tail` is ignored without overlap.
+  virtual void compress(const float* c, const float* z, const CompressArgs& args, const Ring& ring, const StateRows& rows,
+                        const StateRows& tail, const Batch& batch) = 0;
   /// Indexer (2.8): I[e] = sum_h w[h] relu(q[h] . k[e]) over visible rows e < (p+1)/ratio; the top_k largest, ascending, -1 behind them.
   /// q: [n_tokens][n_heads * dim], w: [n_tokens][n_heads] (scaled), selected: [n_tokens][top_k].
   virtual void index_topk(const float* q, const float* w, int n_heads, int dim, int top_k, const StateRows& keys, const Batch& batch,
@@ -169,7 +172,8 @@ class Ops {
   /// x: [n_tokens][n_streams * width] → y: [n_tokens][width], post: [n_tokens][n], comb: [n_tokens][n * n].
   virtual void hc_pre(const float* x, const HcArgs& args, int n_tokens, float* y, float* post, float* comb) = 0;
   /// out[k] = post[k] f + sum_j comb[j][k] x[j]
-  virtual void hc_post(const float* f, const float* x, const float* post, const float* comb, int n_streams, int width, int n_tokens, float* out) = 0;
+  virtual void hc_post(const float* f, const float* x, const float* post, const float* comb, int n_streams, int width, int n_tokens,
+                       float* out) = 0;
   virtual void hc_head(const float* x, const HcArgs& args, int n_tokens, float* y) = 0;
 };
 

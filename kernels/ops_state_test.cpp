@@ -1,10 +1,10 @@
 // Ops over states: exact and fast against the reference within stated bounds, and their bits against every way to schedule the same work.
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <cmath>
 #include <functional>
 #include <numeric>
-
-#include <gtest/gtest.h>
 
 #include "kernels/cpu/linear.h"
 #include "kernels/cpu/math.h"
@@ -60,8 +60,8 @@ void expect_same(const Outputs& a, const Outputs& b, const std::string& what) {
     const auto& w = b.all().at(key);
     ASSERT_EQ(v.size(), w.size());
     for (size_t i = 0; i < v.size(); ++i) {
-      ASSERT_EQ(std::memcmp(&v[i], &w[i], 4), 0) << what << ": sequence " << key.first << " output " << key.second << " element " << i << ": " << v[i]
-                                                 << " and " << w[i];
+      ASSERT_EQ(std::memcmp(&v[i], &w[i], 4), 0)
+          << what << ": sequence " << key.first << " output " << key.second << " element " << i << ": " << v[i] << " and " << w[i];
     }
   }
 }
@@ -75,12 +75,15 @@ void expect_close(const Outputs& got, const Outputs& want, float bound) {
         ASSERT_EQ(std::bit_cast<int32_t>(v[i]), std::bit_cast<int32_t>(w[i])) << "sequence " << key.first << " selection " << i;
         continue;
       }
-      ASSERT_LE(std::fabs(v[i] - w[i]), bound * (1 + std::fabs(v[i]))) << "sequence " << key.first << " output " << key.second << " element " << i;
+      ASSERT_LE(std::fabs(v[i] - w[i]), bound * (1 + std::fabs(v[i])))
+          << "sequence " << key.first << " output " << key.second << " element " << i;
     }
   }
 }
 
-std::unique_ptr<Ops> make(OpSet set, ThreadTeam* team, CpuPath path = CpuPath::kAuto) { return make_ops(set, team, path).value(); }
+std::unique_ptr<Ops> make(OpSet set, ThreadTeam* team, CpuPath path = CpuPath::kAuto) {
+  return make_ops(set, team, path).value();
+}
 
 struct AttentionCase {
   int n_heads, n_kv_heads, head_dim, window;
@@ -100,8 +103,8 @@ Pipeline attention_pipeline(const AttentionCase& c, DType dtype) {
     ops.store_rows(in.gather(step, b, 0, width, 2.0f).data(), width, 0, rows, b.batch);
     ops.store_rows(in.gather(step, b, 1, width).data(), width, width, rows, b.batch);
     const std::vector<float> sinks = noise(5, static_cast<size_t>(c.n_heads));
-    const AttentionArgs args{c.n_heads, c.n_kv_heads, c.head_dim, 1.0f / std::sqrt(static_cast<float>(c.head_dim)), c.window,
-                             c.sinks ? sinks.data() : nullptr};
+    const AttentionArgs args{
+        c.n_heads, c.n_kv_heads, c.head_dim, 1.0f / std::sqrt(static_cast<float>(c.head_dim)), c.window, c.sinks ? sinks.data() : nullptr};
     std::vector<float> y(static_cast<size_t>(b.batch.n_tokens * c.n_heads * c.head_dim));
     ops.attention(in.gather(step, b, 2, c.n_heads * c.head_dim, 2.0f).data(), rows, args, b.batch, y.data());
     out.scatter(step, b, 0, c.n_heads * c.head_dim, y);
@@ -117,7 +120,7 @@ struct V4Case {
 Pipeline v4_pipeline(const V4Case& c, DType dtype, DType tail_dtype) {
   Pipeline p;
   const int main_ring = 8 * 2 * 2 * c.dim, index_ring = 8 * 2 * 2 * c.index_dim, hca_ring = c.hca_ratio * 2 * c.dim;
-  p.shapes = {shape_of(dtype, c.dim, 1, kBlock),           shape_of(dtype, c.dim, 4, kBlock), shape_of(dtype, c.index_dim, 4, kBlock),
+  p.shapes = {shape_of(dtype, c.dim, 1, kBlock), shape_of(dtype, c.dim, 4, kBlock), shape_of(dtype, c.index_dim, 4, kBlock),
               shape_of(dtype, c.dim, c.hca_ratio, kBlock), shape_of(tail_dtype, 2 * c.dim + 2 * c.index_dim, 0, kBlock, 2, 4)};
   p.slot_floats = static_cast<size_t>(main_ring + index_ring + hca_ring);
   p.window_group = 0;
@@ -140,8 +143,8 @@ Pipeline v4_pipeline(const V4Case& c, DType dtype, DType tail_dtype) {
     pool(12, c.index_dim, 4, true, static_cast<size_t>(main_ring), index, 2 * c.dim);
     pool(14, c.dim, c.hca_ratio, false, static_cast<size_t>(main_ring + index_ring), hca, 0);
     std::vector<int32_t> selected(static_cast<size_t>(b.batch.n_tokens * c.top_k));
-    ops.index_topk(in.gather(step, b, 1, c.index_heads * c.index_dim).data(), in.gather(step, b, 2, c.index_heads).data(), c.index_heads, c.index_dim,
-                   c.top_k, index, b.batch, selected.data());
+    ops.index_topk(in.gather(step, b, 1, c.index_heads * c.index_dim).data(), in.gather(step, b, 2, c.index_heads).data(), c.index_heads,
+                   c.index_dim, c.top_k, index, b.batch, selected.data());
     out.scatter(step, b, kSelected, c.top_k, selected);
     const std::vector<float> sinks = noise(6, static_cast<size_t>(c.n_heads)), q = in.gather(step, b, 3, c.n_heads * c.dim, 2.0f);
     const SparseArgs args{c.n_heads, c.dim, 1.0f / std::sqrt(static_cast<float>(c.dim)), c.window, sinks.data()};
@@ -164,7 +167,8 @@ struct Named {
 
 std::vector<Named> cases(DType dtype) {
   std::vector<Named> all;
-  const AttentionCase attention[] = {{9, 3, 64, 0, false}, {4, 4, 20, 0, true}, {4, 1, 72, 33, false}, {8, 2, 16, 64, true}, {3, 1, 5, 1, false}};
+  const AttentionCase attention[] = {
+      {9, 3, 64, 0, false}, {4, 4, 20, 0, true}, {4, 1, 72, 33, false}, {8, 2, 16, 64, true}, {3, 1, 5, 1, false}};
   for (const AttentionCase& c : attention) {
     all.push_back({"attention " + std::to_string(c.head_dim), attention_pipeline(c, dtype), {1, 63, 64, 65, 150}});
   }
@@ -233,7 +237,8 @@ TEST_P(SetTest, a_hit_continues_like_a_cold_run) {
       std::vector<SeqState> warm = fresh(c.pipeline, c.lengths.size());  // slot: NaN
       warm[s].grow(c.pipeline.shapes, c.lengths[s], kBlock);
       for (size_t g = 0; g < warm[s].groups.size(); ++g) {
-        for (int b = 0; b < hit / kBlock; ++b) warm[s].groups[g].memory[static_cast<size_t>(b)] = cold[s].groups[g].memory[static_cast<size_t>(b)];
+        for (int b = 0; b < hit / kBlock; ++b)
+          warm[s].groups[g].memory[static_cast<size_t>(b)] = cold[s].groups[g].memory[static_cast<size_t>(b)];
       }
       const auto prefix = warm[s].groups;
       warm[s].n_past = hit;
@@ -242,7 +247,8 @@ TEST_P(SetTest, a_hit_continues_like_a_cold_run) {
       run_steps(c.pipeline, *ops, {{{static_cast<int>(s), c.lengths[s] - hit}}}, in, warm, got);
       expect_same(got, want, "hit at " + std::to_string(hit));
       for (size_t g = 0; g < prefix.size(); ++g) {
-        for (size_t b = 0; b < static_cast<size_t>(hit / kBlock); ++b) EXPECT_EQ(prefix[g].memory[b], warm[s].groups[g].memory[b]) << "published page written";
+        for (size_t b = 0; b < static_cast<size_t>(hit / kBlock); ++b)
+          EXPECT_EQ(prefix[g].memory[b], warm[s].groups[g].memory[b]) << "published page written";
       }
     }
   }
@@ -292,7 +298,8 @@ TEST_P(SetTest, one_nan_of_either_sign_spoils_the_queries_that_see_it) {
         for (const std::vector<Step>& steps : {whole_schedule({length}), random_schedule({length}, 4, 1)}) {
           const std::vector<float> y = run(pipeline, *ops, steps, in).all().at({0, 0});
           for (int t = 0; t < length; ++t) {
-            const float first = y[static_cast<size_t>(t * c.n_heads * c.head_dim + 3)], last = y[static_cast<size_t>((t + 1) * c.n_heads * c.head_dim - 1)];
+            const float first = y[static_cast<size_t>(t * c.n_heads * c.head_dim + 3)],
+                        last = y[static_cast<size_t>((t + 1) * c.n_heads * c.head_dim - 1)];
             EXPECT_EQ(std::isnan(first), name == 2 ? t == at : t >= at) << "input " << name << " token " << t;
             EXPECT_FALSE(std::isnan(last)) << "input " << name << " token " << t;
           }
@@ -311,7 +318,8 @@ TEST_P(SetTest, a_score_beyond_all_floats_is_an_error_and_no_weight) {
     in.of(0, 0, c.n_kv_heads * c.head_dim, 2.0f)[static_cast<size_t>(70 * c.n_kv_heads * c.head_dim + 3)] = 3e38f;
     in.of(0, 2, c.n_heads * c.head_dim, 2.0f)[static_cast<size_t>(80 * c.n_heads * c.head_dim + 3)] = 3e38f;
     const std::vector<float> y = run(attention_pipeline(c, kv()), *ops, whole_schedule({90}), in).all().at({0, 0});
-    EXPECT_TRUE(std::isnan(y[static_cast<size_t>(80 * c.n_heads * c.head_dim)])) << "infinity minus infinity is a NaN with its sign bit set";
+    EXPECT_TRUE(std::isnan(y[static_cast<size_t>(80 * c.n_heads * c.head_dim)]))
+        << "infinity minus infinity is a NaN with its sign bit set";
     EXPECT_FALSE(std::isnan(y[static_cast<size_t>(80 * c.n_heads * c.head_dim - 1)]));
   }
 }
@@ -323,7 +331,8 @@ INSTANTIATE_TEST_SUITE_P(Ops, SetTest, testing::Values(OpSet::kExact, OpSet::kFa
 
 enum class Mutant { kNone, kBlocksBeginAtTheChunk, kNewKeysFirst, kReadsBehindTheQuery };
 
-/// Plain attention of one head in float32, with keys added in an order that a mutant gets wrong. Scores are rounded per key block as in the real op.
+/// Plain attention of one head in float32, with keys added in an order that a mutant gets wrong. Scores are rounded per key block as in the
+/// real op.
 Pipeline mutant_pipeline(Mutant mutant) {
   constexpr int kDim = 8;
   Pipeline p = attention_pipeline({1, 1, kDim, 0, false}, DType::kF32);
@@ -343,7 +352,8 @@ Pipeline mutant_pipeline(Mutant mutant) {
       float m = -std::numeric_limits<float>::infinity(), l = 0, o[kDim] = {};
       for (size_t begin = 0; begin < order.size();) {
         size_t end = std::min(order.size(), (begin / 64 + 1) * 64);
-        if (mutant == Mutant::kBlocksBeginAtTheChunk && static_cast<int>(begin) < seq.n_past) end = std::min(end, static_cast<size_t>(seq.n_past));
+        if (mutant == Mutant::kBlocksBeginAtTheChunk && static_cast<int>(begin) < seq.n_past)
+          end = std::min(end, static_cast<size_t>(seq.n_past));
         float s[64], top = m;
         for (size_t i = begin; i < end; ++i) {
           const auto* key = reinterpret_cast<const float*>(rows.row(seq, order[i]));
@@ -387,7 +397,8 @@ TEST(Mutants, orders_that_depend_on_the_chunk_are_caught) {
 TEST(ReferenceOps, compress_pools_both_halves) {
   const auto ops = make(OpSet::kReference, nullptr);
   constexpr int kDim = 3, kLength = 150;
-  const std::vector<float> c = noise(1, kLength * 2 * kDim), z = noise(2, kLength * 2 * kDim), ape = noise(3, 4 * 2 * kDim), ones(kDim, 1.0f);
+  const std::vector<float> c = noise(1, kLength * 2 * kDim), z = noise(2, kLength * 2 * kDim), ape = noise(3, 4 * 2 * kDim),
+                           ones(kDim, 1.0f);
   const std::vector<GroupShape> shapes = {shape_of(DType::kF32, kDim, 4, kBlock, 1), shape_of(DType::kF32, 2 * kDim, 0, kBlock, 1, 4)};
   std::vector<SeqState> states(1);
   states[0].slot.assign(8 * 4 * kDim, std::numeric_limits<float>::quiet_NaN());
@@ -407,7 +418,8 @@ TEST(ReferenceOps, compress_pools_both_halves) {
       double sum = 0, total = 0;
       for (int p = std::max(0, 4 * e - 4); p < 4 * e + 4; ++p) {
         const int i = p * 2 * kDim + (p < 4 * e ? 0 : kDim) + k;
-        const double f = std::exp(static_cast<double>(z[static_cast<size_t>(i)] + ape[static_cast<size_t>(i - p * 2 * kDim + p % 4 * 2 * kDim)]));
+        const double f =
+            std::exp(static_cast<double>(z[static_cast<size_t>(i)] + ape[static_cast<size_t>(i - p * 2 * kDim + p % 4 * 2 * kDim)]));
         total += f;
         sum += f * c[static_cast<size_t>(i)];
       }

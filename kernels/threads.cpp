@@ -1,8 +1,7 @@
-// A team of threads for loops over output elements. Each member owns one contiguous share and works through it in claims of half of what is left, so
-// that little is being worked on when others run out; one that
-// has finished takes over what a late member (asleep, or on a core that is busy with something else) has not claimed, so that a loop never
-// waits for a thread that has not begun. Which thread computes an element does not change it, so claims need no order. Must not be entered
-// from inside fn.
+// A team of threads for loops over output elements. Each member owns one contiguous share and works through it in claims of half of what is
+// left, so that little is being worked on when others run out; one that has finished takes over what a late member (asleep, or on a core
+// that is busy with something else) has not claimed, so that a loop never waits for a thread that has not begun. Which thread computes an
+// element does not change it, so claims need no order. Must not be entered from inside fn.
 #include "kernels/threads.h"
 
 #include <immintrin.h>
@@ -17,7 +16,7 @@
 namespace carrel {
 namespace {
 
-constexpr int kSpins = 800;  // pauses before a thread sleeps: 10-40 µs, about the serial gap between two loops of a step
+constexpr int kSpins = 800;           // pauses before a thread sleeps: 10-40 µs, about the serial gap between two loops of a step
 constexpr int64_t kLeastShares = 16;  // a claim is at least this part of a member's share
 
 /// Units [next, end) that nobody has claimed, in one word: a claim that succeeds is valid for the job installed at that moment, and keeps
@@ -123,7 +122,7 @@ struct ThreadTeam::Impl {
   int64_t grain = 1, total = 0;
   std::vector<Share> shares;
 
-  std::atomic<int64_t> least{1};  // units of a claim
+  std::atomic<int64_t> least{1};      // units of a claim
   std::atomic<int64_t> remaining{0};  // units not yet computed
   std::atomic<uint32_t> epoch{0};
   std::atomic<int> sleepers{0};

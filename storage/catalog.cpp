@@ -25,10 +25,11 @@ Status refuse_secrets_alone(Env* env, const std::string& data_dir) {
     found = !files.empty();
   }
   if (!found || env->exists(data_dir + "/catalog.db")) return {};
-  return fail(Code::kCorrupt,
-              "is missing, though pepper.key or namespaces/ beside it belong to one: nothing was changed. Restore catalog.db and pepper.key "
-              "from the same backup; or, to begin anew without the old keys and caches, move pepper.key and namespaces/ away",
-              data_dir + "/catalog.db");
+  return fail(
+      Code::kCorrupt,
+      "is missing, though pepper.key or namespaces/ beside it belong to one: nothing was changed. Restore catalog.db and pepper.key "
+      "from the same backup; or, to begin anew without the old keys and caches, move pepper.key and namespaces/ away",
+      data_dir + "/catalog.db");
 }
 
 }  // namespace

@@ -63,8 +63,12 @@ bool is_json(std::string_view type) {
 
 }  // namespace
 
-std::string_view to_string(Plane plane) { return plane == kOpen ? "open" : plane == kTenant ? "tenant" : "scrape"; }
-std::span<const Route> route_table() { return kRoutes; }
+std::string_view to_string(Plane plane) {
+  return plane == kOpen ? "open" : plane == kTenant ? "tenant" : "scrape";
+}
+std::span<const Route> route_table() {
+  return kRoutes;
+}
 
 std::string routes_json() {
   Json out = Json::array();
@@ -109,7 +113,8 @@ struct Api::Impl {
       set_error(out, 503, "server_error", "keys cannot be checked right now", "unavailable", "", http.id);
       return false;
     }
-    set_error(out, 401, "authentication_error", "no valid API key; send it as `Authorization: Bearer crl_…`", "invalid_api_key", "", http.id);
+    set_error(out, 401, "authentication_error", "no valid API key; send it as `Authorization: Bearer crl_…`", "invalid_api_key", "",
+              http.id);
     out.headers.emplace_back("WWW-Authenticate", "Bearer");
     return false;
   }
@@ -146,7 +151,8 @@ struct Api::Impl {
   bool refuse_body(const HttpRequest& http, HttpResponse& out) const {
     if (http.method != "POST") return false;
     if (http.headers.contains("transfer-encoding")) {
-      set_error(out, 411, "invalid_request_error", "send a Content-Length; chunked request bodies are not accepted", "length_required", "", http.id);
+      set_error(out, 411, "invalid_request_error", "send a Content-Length; chunked request bodies are not accepted", "length_required", "",
+                http.id);
       out.close = true;
       return true;
     }
@@ -156,7 +162,8 @@ struct Api::Impl {
       return true;
     }
     if (const std::string_view coding = http.header("content-encoding"); !coding.empty() && coding != "identity") {
-      set_error(out, 415, "invalid_request_error", "Content-Encoding is not accepted; send the body as it is", "unsupported_media_type", "", http.id);
+      set_error(out, 415, "invalid_request_error", "Content-Encoding is not accepted; send the body as it is", "unsupported_media_type", "",
+                http.id);
       out.close = true;
       return true;
     }
@@ -172,7 +179,11 @@ struct Api::Impl {
     call.route = find_route(http.method, http.path, &call.tail, &allow);
     if (std::string_view presented = bearer(http); !presented.empty())
       if (auto found = s.catalog->authenticate(presented); found && found->allows_source(http.remote_addr)) call.key = std::move(*found);
-    set_error(out, why.status, why.status >= 500 ? "server_error" : why.status == 408 ? "timeout_error" : "invalid_request_error", why.message, why.code, "", http.id);
+    set_error(out, why.status,
+              why.status >= 500   ? "server_error"
+              : why.status == 408 ? "timeout_error"
+                                  : "invalid_request_error",
+              why.message, why.code, "", http.id);
     finish(call);
   }
 
@@ -215,11 +226,15 @@ struct Api::Impl {
     if (call.route != nullptr && call.route->plane == kOpen && status == 200) return;  // probes would drown the rest
     const double ms = static_cast<double>(s.env->mono_ns() - call.start_ns) / 1e6;
     if (o == nullptr)
-      spdlog::info("request id={} tenant={} key={} route={} status={} ms={:.1f}", call.http.id, tenant, call.key.id.empty() ? "-" : call.key.id, route, status, ms);
+      spdlog::info("request id={} tenant={} key={} route={} status={} ms={:.1f}", call.http.id, tenant,
+                   call.key.id.empty() ? "-" : call.key.id, route, status, ms);
     else
-      spdlog::info("request id={} tenant={} key={} route={} status={} ms={:.1f} prompt={} nominal={} effective={} completion={} queue_ms={:.1f} ttft_ms={:.1f} finish={}",
-                   call.http.id, tenant, call.key.id, route, status, ms, o->prompt_tokens, o->match.nominal, o->match.effective, o->completion_tokens,
-                   static_cast<double>(o->queue_ns) / 1e6, static_cast<double>(o->ttft_ns) / 1e6, o->finish.empty() ? "error" : o->finish);
+      spdlog::info(
+          "request id={} tenant={} key={} route={} status={} ms={:.1f} prompt={} nominal={} effective={} completion={} queue_ms={:.1f} "
+          "ttft_ms={:.1f} finish={}",
+          call.http.id, tenant, call.key.id, route, status, ms, o->prompt_tokens, o->match.nominal, o->match.effective,
+          o->completion_tokens, static_cast<double>(o->queue_ns) / 1e6, static_cast<double>(o->ttft_ns) / 1e6,
+          o->finish.empty() ? "error" : o->finish);
   }
 
   void generate(Call& call, Dialect dialect) const {
@@ -229,7 +244,8 @@ struct Api::Impl {
       return finish(call);
     }
     const Caller caller{call.key.tenant, call.key.id, space->id, space->secret};
-    const GenerateDefaults defaults{s.config->integer("server.timeout_seconds") * 1000, s.config->integer("admission.queue_timeout_seconds") * 1000, s.config->flag("server.strict")};
+    const GenerateDefaults defaults{s.config->integer("server.timeout_seconds") * 1000,
+                                    s.config->integer("admission.queue_timeout_seconds") * 1000, s.config->flag("server.strict")};
     const Model& model = s.engine->model();
     if (!may_use_model(call)) return finish(call);
     auto parsed = parse_generate(dialect, call.http.body, model, caller, defaults, s.env, call.http.id);
@@ -250,15 +266,16 @@ struct Api::Impl {
     auto route = call.route;
     auto start = call.start_ns;
     auto id = call.http.id;
-    run_generate(shared, *s.engine, s.env, call.http, call.out, [this, key, route, start, id, &call, streamed = shared->stream](const GenerateOutcome& o) {
-      account(key, o);
-      if (!streamed || o.refused) return finish(call, &o);  // a refused submit is told before the stream begins
-      HttpRequest http;
-      http.id = id;
-      HttpResponse out;
-      Call late{http, out, route, {}, key, start};
-      finish(late, &o);
-    });
+    run_generate(shared, *s.engine, s.env, call.http, call.out,
+                 [this, key, route, start, id, &call, streamed = shared->stream](const GenerateOutcome& o) {
+                   account(key, o);
+                   if (!streamed || o.refused) return finish(call, &o);  // a refused submit is told before the stream begins
+                   HttpRequest http;
+                   http.id = id;
+                   HttpResponse out;
+                   Call late{http, out, route, {}, key, start};
+                   finish(late, &o);
+                 });
   }
 
   void account(const KeyInfo& key, const GenerateOutcome& o) const {
@@ -277,7 +294,8 @@ struct Api::Impl {
     m.observe("carrel_queue_seconds", seconds(o.queue_ns));
     m.observe("carrel_request_seconds", seconds(o.total_ns));
     if (o.ttft_ns > 0) m.observe("carrel_ttft_seconds", seconds(o.ttft_ns));
-    if (o.completion_tokens > 1) m.observe("carrel_inter_token_seconds", seconds(o.total_ns - o.ttft_ns) / static_cast<double>(o.completion_tokens - 1));
+    if (o.completion_tokens > 1)
+      m.observe("carrel_inter_token_seconds", seconds(o.total_ns - o.ttft_ns) / static_cast<double>(o.completion_tokens - 1));
   }
 
   void ready(Call& call) const {
@@ -288,7 +306,8 @@ struct Api::Impl {
   }
 
   void metrics(Call& call) const {
-    if (!s.config->flag("observe.metrics")) return set_error(call.out, 404, "not_found_error", "metrics are switched off (observe.metrics)", "not_found", "", call.http.id);
+    if (!s.config->flag("observe.metrics"))
+      return set_error(call.out, 404, "not_found_error", "metrics are switched off (observe.metrics)", "not_found", "", call.http.id);
     Metrics& m = *s.metrics;
     const EngineStats e = s.engine->stats();
     m.set("carrel_queue_depth", {}, static_cast<double>(e.queued));
@@ -300,9 +319,12 @@ struct Api::Impl {
     m.set("carrel_digest_mismatch_total", {}, static_cast<double>(e.state.digest_mismatches));
     m.set("carrel_evictions_total", {{"tier", "device"}, {"reason", "capacity"}}, static_cast<double>(e.state.evicted));
     m.set("carrel_inert_cache_alarm", {}, e.state.inert_alarm ? 1 : 0);
-    if (e.state.budget_bytes > 0) m.set("carrel_tier_watermark_ratio", {{"tier", "device"}}, static_cast<double>(e.state.used_bytes) / static_cast<double>(e.state.budget_bytes));
+    if (e.state.budget_bytes > 0)
+      m.set("carrel_tier_watermark_ratio", {{"tier", "device"}},
+            static_cast<double>(e.state.used_bytes) / static_cast<double>(e.state.budget_bytes));
     static constexpr const char* kChecks[] = {"whole_blocks", "layout", "intersection", "alignment"};
-    for (size_t i = 0; i < std::size(kChecks); i++) m.set("carrel_state_check_failures_total", {{"check", kChecks[i]}}, static_cast<double>(e.state.check_failures[i]));
+    for (size_t i = 0; i < std::size(kChecks); i++)
+      m.set("carrel_state_check_failures_total", {{"check", kChecks[i]}}, static_cast<double>(e.state.check_failures[i]));
     for (const auto& g : e.state.groups) {
       const Labels labels{{"tier", "device"}, {"group", g.name}, {"kind", std::string(to_string(g.kind))}};
       m.set("carrel_state_records", labels, static_cast<double>(g.n_resident));
@@ -321,13 +343,14 @@ struct Api::Impl {
   void models(Call& call) const {
     const Model& model = s.engine->model();
     const bool may = call.key.allows_model(model.name());
-    const Json one{{"id", model.name()}, {"object", "model"}, {"created", model.created_ms() / 1000}, {"owned_by", "carrel"}, {"family", model.family()},
-                   {"context_length", model.graph().max_positions}};
+    const Json one{{"id", model.name()},   {"object", "model"},        {"created", model.created_ms() / 1000},
+                   {"owned_by", "carrel"}, {"family", model.family()}, {"context_length", model.graph().max_positions}};
     if (call.route->path == "/v1/models") {
       call.out.body = dump(Json{{"object", "list"}, {"data", may ? Json::array({one}) : Json::array()}}) + "\n";
       return;
     }
-    if (!may || call.tail != model.name()) return set_error(call.out, 404, "not_found_error", "there is no such model", "model_not_found", "model", call.http.id);
+    if (!may || call.tail != model.name())
+      return set_error(call.out, 404, "not_found_error", "there is no such model", "model_not_found", "model", call.http.id);
     call.out.body = dump(one) + "\n";
   }
 
@@ -353,8 +376,13 @@ struct Api::Impl {
     if (!rows) return set_error(call.out, rows.error(), call.http.id);
     Json data = Json::array();
     for (const UsageRow& r : *rows)
-      data.push_back({{"day", r.day}, {"key", r.key_id}, {"model", r.model}, {"requests", r.counts.requests}, {"prompt_tokens", r.counts.prompt_tokens},
-                      {"cached_tokens", r.counts.cached_tokens}, {"completion_tokens", r.counts.completion_tokens}});
+      data.push_back({{"day", r.day},
+                      {"key", r.key_id},
+                      {"model", r.model},
+                      {"requests", r.counts.requests},
+                      {"prompt_tokens", r.counts.prompt_tokens},
+                      {"cached_tokens", r.counts.cached_tokens},
+                      {"completion_tokens", r.counts.completion_tokens}});
     call.out.body = dump(Json{{"object", "list"}, {"tenant", call.key.tenant}, {"data", std::move(data)}}) + "\n";
   }
 

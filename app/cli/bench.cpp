@@ -1,4 +1,5 @@
-// Figures beside their bounds, taken in one run: decode against read bandwidth, prefill against the instruction path's peak, prefix reuse against cold.
+// Figures beside their bounds, taken in one run: decode against read bandwidth, prefill against the instruction path's peak, prefix reuse
+// against cold.
 #include <algorithm>
 #include <cstdio>
 #include <nlohmann/json.hpp>
@@ -43,9 +44,11 @@ std::vector<int32_t> plain_tokens(const Model& model, size_t n) {
 double linear_macs(const Graph& graph) {
   double macs = 0;
   for (const Node& n : graph.nodes) {
-    if (const auto* l = std::get_if<node::Linear>(&n); l != nullptr && l->y != graph.logits) macs += static_cast<double>(l->w.n_rows) * static_cast<double>(l->w.n_cols);
+    if (const auto* l = std::get_if<node::Linear>(&n); l != nullptr && l->y != graph.logits)
+      macs += static_cast<double>(l->w.n_rows) * static_cast<double>(l->w.n_cols);
     if (const auto* e = std::get_if<node::Experts>(&n); e != nullptr && !e->experts.empty())
-      for (const Matrix* m : {&e->experts[0].gate, &e->experts[0].up, &e->experts[0].down}) macs += e->top_k * static_cast<double>(m->n_rows) * static_cast<double>(m->n_cols);
+      for (const Matrix* m : {&e->experts[0].gate, &e->experts[0].up, &e->experts[0].down})
+        macs += e->top_k * static_cast<double>(m->n_rows) * static_cast<double>(m->n_cols);
   }
   return macs;
 }
@@ -71,7 +74,12 @@ Result<Json> decode(Env* env, Model& model, int64_t n_tokens) {
     const double rate = n / spent, bound = bandwidth / static_cast<double>(model.file_bytes());
     rates.push_back(rate), bounds.push_back(bound), shares.push_back(rate / bound);
   }
-  return Json{{"bench", "decode"}, {"tokens_per_s", median(rates)}, {"bound_tokens_per_s", median(bounds)}, {"bound", "measured read bandwidth / bytes of the file's tensors"}, {"share_of_bound", median(shares)}, {"bar", kDecodeBar}};
+  return Json{{"bench", "decode"},
+              {"tokens_per_s", median(rates)},
+              {"bound_tokens_per_s", median(bounds)},
+              {"bound", "measured read bandwidth / bytes of the file's tensors"},
+              {"share_of_bound", median(shares)},
+              {"bar", kDecodeBar}};
 }
 
 Result<Json> prefill(Env* env, Model& model, int64_t n_tokens) {
@@ -99,8 +107,13 @@ Result<Json> prefill(Env* env, Model& model, int64_t n_tokens) {
     const double bound = (before + peak()) / 2 / (2 * macs), rate = static_cast<double>(n) / spent;
     rates.push_back(rate), bounds.push_back(bound), shares.push_back(rate / bound);
   }
-  return Json{{"bench", "prefill"}, {"prompt_tokens", n}, {"tokens_per_s", median(rates)}, {"bound_tokens_per_s", median(bounds)},
-              {"bound", "measured peak of the instruction path / operations of the linear layers"}, {"share_of_bound", median(shares)}, {"bar", kPrefillBar}};
+  return Json{{"bench", "prefill"},
+              {"prompt_tokens", n},
+              {"tokens_per_s", median(rates)},
+              {"bound_tokens_per_s", median(bounds)},
+              {"bound", "measured peak of the instruction path / operations of the linear layers"},
+              {"share_of_bound", median(shares)},
+              {"bar", kPrefillBar}};
 }
 
 struct Asked {
@@ -139,7 +152,8 @@ Result<Asked> ask(Engine& engine, std::vector<int32_t> prompt, bool reuse) {
 
 Result<Json> prefix(Engine& engine, int64_t n_tokens) {
   const Model& model = engine.model();
-  const size_t n = n_tokens > 0 ? static_cast<size_t>(n_tokens) : std::min<size_t>(2000, static_cast<size_t>(model.graph().max_positions) - 64);
+  const size_t n =
+      n_tokens > 0 ? static_cast<size_t>(n_tokens) : std::min<size_t>(2000, static_cast<size_t>(model.graph().max_positions) - 64);
   std::vector<double> ratios, warm_ms, cold_ms;
   bool equal = true;
   int64_t nominal = 0, effective = 0;
@@ -160,8 +174,17 @@ Result<Json> prefix(Engine& engine, int64_t n_tokens) {
     ratios.push_back(warm_ms.back() / cold_ms.back());
   }
   const double bound = static_cast<double>(n + 16 - static_cast<size_t>(effective)) / static_cast<double>(n + 16);
-  return Json{{"bench", "prefix"}, {"prompt_tokens", n + 16}, {"nominal", nominal}, {"effective", effective}, {"logprobs_equal_cold", equal}, {"ttft_warm_ms", median(warm_ms)}, {"ttft_cold_ms", median(cold_ms)},
-              {"ttft_ratio", median(ratios)}, {"bound", bound}, {"share_of_bound", bound / median(ratios)}, {"bar", kPrefixBar}};
+  return Json{{"bench", "prefix"},
+              {"prompt_tokens", n + 16},
+              {"nominal", nominal},
+              {"effective", effective},
+              {"logprobs_equal_cold", equal},
+              {"ttft_warm_ms", median(warm_ms)},
+              {"ttft_cold_ms", median(cold_ms)},
+              {"ttft_ratio", median(ratios)},
+              {"bound", bound},
+              {"share_of_bound", bound / median(ratios)},
+              {"bar", kPrefixBar}};
 }
 
 }  // namespace
@@ -175,17 +198,21 @@ int cmd_bench(const BenchArgs& args) {
   auto room = open_engine_room(Env::real(), args.common.data_dir, "", flags);
   if (!room) return report(room.error(), args.common);
   Model& model = *room->model;
-  auto figure = args.what == "decode" ? decode(Env::real(), model, args.tokens) : args.what == "prefill" ? prefill(Env::real(), model, args.tokens) : prefix(*room->engine, args.tokens);
+  auto figure = args.what == "decode"    ? decode(Env::real(), model, args.tokens)
+                : args.what == "prefill" ? prefill(Env::real(), model, args.tokens)
+                                         : prefix(*room->engine, args.tokens);
   if (!figure) return report(figure.error(), args.common);
   (*figure)["model"] = model.name();
   (*figure)["ops"] = model.op_set();
   (*figure)["threads"] = model.team().size();
-  const bool met = (*figure)["share_of_bound"].get<double>() >= (*figure)["bar"].get<double>() && figure->value("logprobs_equal_cold", true);
+  const bool met =
+      (*figure)["share_of_bound"].get<double>() >= (*figure)["bar"].get<double>() && figure->value("logprobs_equal_cold", true);
   (*figure)["met"] = met;
   if (args.common.json) {
     std::printf("%s\n", figure->dump(2).c_str());
   } else {
-    for (const auto& [key, value] : figure->items()) std::printf("%-22s %s\n", key.c_str(), value.is_string() ? value.get<std::string>().c_str() : value.dump().c_str());
+    for (const auto& [key, value] : figure->items())
+      std::printf("%-22s %s\n", key.c_str(), value.is_string() ? value.get<std::string>().c_str() : value.dump().c_str());
   }
   return met ? 0 : 1;
 }

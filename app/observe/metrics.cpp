@@ -67,15 +67,19 @@ std::string escape(std::string_view value) {
 
 }  // namespace
 
-std::span<const MetricInfo> metric_table() { return kTable; }
+std::span<const MetricInfo> metric_table() {
+  return kTable;
+}
 
 std::string Metrics::key(const Labels& labels) {
   std::string out;
   for (const auto& [name, value] : labels) {
     std::string v = value;
     if (name == "tenant" && !tenants_.contains(v)) {
-      if (tenants_.size() < 200) tenants_.insert(v);
-      else v = "other";
+      if (tenants_.size() < 200)
+        tenants_.insert(v);
+      else
+        v = "other";
     }
     out += (out.empty() ? "" : ",") + name + "=\"" + escape(v) + "\"";
   }
@@ -121,7 +125,9 @@ std::string Metrics::prometheus() const {
   std::string out;
   for (const MetricInfo& m : kTable) {
     const std::string name(m.name);
-    const auto head = [&](const char* type) { out += "# HELP " + name + " " + std::string(m.help) + "\n# TYPE " + name + " " + type + "\n"; };
+    const auto head = [&](const char* type) {
+      out += "# HELP " + name + " " + std::string(m.help) + "\n# TYPE " + name + " " + type + "\n";
+    };
     if (m.type == kHistogram) {
       const auto at = histograms_.find(m.name);
       const Histogram h = at == histograms_.end() ? Histogram{} : at->second;
@@ -129,7 +135,8 @@ std::string Metrics::prometheus() const {
       uint64_t sum = 0;
       for (size_t i = 0; i <= kBuckets.size(); i++) {
         sum += h.counts[i];
-        out += name + "_bucket{le=\"" + (i < kBuckets.size() ? number(kBuckets[i]) : std::string("+Inf")) + "\"} " + std::to_string(sum) + "\n";
+        out += name + "_bucket{le=\"" + (i < kBuckets.size() ? number(kBuckets[i]) : std::string("+Inf")) + "\"} " + std::to_string(sum) +
+               "\n";
       }
       out += name + "_sum " + number(h.sum) + "\n" + name + "_count " + std::to_string(sum) + "\n";
       continue;

@@ -22,7 +22,8 @@ class Grouping {
     if (gated(i)) {
       const auto& mid = *as<node::Gated>(i + 2);
       const auto* down = as<node::Linear>(i + 3);
-      if (down == nullptr || down->x != mid.y || down->x_begin != 0 || down->w.n_cols != first->w.n_rows || n_reads_[static_cast<size_t>(mid.y)] != 1)
+      if (down == nullptr || down->x != mid.y || down->x_begin != 0 || down->w.n_cols != first->w.n_rows ||
+          n_reads_[static_cast<size_t>(mid.y)] != 1)
         return {NodeGroup::Kind::kGatedLinears, i, i + 3};
       return {NodeGroup::Kind::kFeedForward, i, adds(i + 3) ? i + 5 : i + 4};
     }

@@ -119,7 +119,8 @@ struct GraphRunner::Impl {
       const auto& down = at<node::Linear>(g.begin + 3);
       LinearOut out = out_of(down);
       if (g.end == g.begin + 5) add_to(out, down, at<node::Add>(g.begin + 4));
-      ops->feed_forward(out_of(first), out_of(at<node::Linear>(g.begin + 1)), n.act, n.limit, out, x, width(first.x), rows(first.x), f(n.y));
+      ops->feed_forward(out_of(first), out_of(at<node::Linear>(g.begin + 1)), n.act, n.limit, out, x, width(first.x), rows(first.x),
+                        f(n.y));
       return;
     }
     outs.clear();

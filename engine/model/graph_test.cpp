@@ -89,8 +89,8 @@ TEST(GraphGroups, NeighboursThatShareAnInputOrFeedEachOtherRunAsOne) {
 TEST(GraphRunner, NodesThatRunAsOneGiveTheBitsOfOneByOne) {
   for (const char* path : {"gguf/llama256-q456_k.gguf", "gguf/gemma3_text-mix.gguf", "models/qwen3", "models/deepseek_v4/tiny_b"}) {
     for (const OpSet ops : {OpSet::kReference, OpSet::kExact, OpSet::kFast}) {
-      const auto m = load_golden_model([&] { return open_source(Env::real(), std::string("tests/golden/") + path); }, ops, CpuPath::kAuto, 2,
-                                       auto_kv_dtype(ops));
+      const auto m = load_golden_model([&] { return open_source(Env::real(), std::string("tests/golden/") + path); }, ops, CpuPath::kAuto,
+                                       2, auto_kv_dtype(ops));
       ASSERT_TRUE(m) << m.error().text();
       std::vector<int32_t> tokens;
       for (int i = 0; i < 40; ++i) tokens.push_back(3 + i * 37 % 500);

@@ -76,9 +76,11 @@ void emit_block(const LinearOut& out, const float* acc, int64_t token, int64_t r
 }
 
 /// acc: block b of token t at `t * token_stride + b * block_stride`; rows from first_row on, of which those beyond n_rows are dropped.
-void emit(const LinearOut& out, const float* acc, int token_stride, int block_stride, int n_blocks, int first_token, int n, int64_t first_row) {
+void emit(const LinearOut& out, const float* acc, int token_stride, int block_stride, int n_blocks, int first_token, int n,
+          int64_t first_row) {
   for (int t = 0; t < n; t++) {
-    for (int b = 0; b < n_blocks; b++) emit_block(out, acc + t * token_stride + b * block_stride, first_token + t, first_row + b * kRowBlock);
+    for (int b = 0; b < n_blocks; b++)
+      emit_block(out, acc + t * token_stride + b * block_stride, first_token + t, first_row + b * kRowBlock);
   }
 }
 
@@ -111,8 +113,8 @@ struct Coded {
   Activations form;
 };
 
-/// Products of integer forms over the same activations. With a gating, outs are gate and up, and their rows meet before they leave the stack; with
-/// `coded` they leave it as activations of the next product, two row blocks at a time.
+/// Products of integer forms over the same activations. With a gating, outs are gate and up, and their rows meet before they leave the
+/// stack; with `coded` they leave it as activations of the next product, two row blocks at a time.
 class IntegerProducts {
  public:
   IntegerProducts(const Call& call, std::span<const LinearOut> outs, const Gating* gating, int32_t* words, const Coded* coded = nullptr)
@@ -143,7 +145,8 @@ class IntegerProducts {
     for (const LinearOut& o : outs_) work += o.w.n_rows * o.w.n_cols * c_.n_tokens;
     split(c_.team, work, n_panels_ * n_chunks, 1, [&](int64_t b, int64_t e) {
       for (int64_t u = b; u < e; u++) {
-        const int64_t i = u % n_panels_, tile_begin = tiles_.n * (u / n_panels_) / n_chunks, tile_end = tiles_.n * (u / n_panels_ + 1) / n_chunks;
+        const int64_t i = u % n_panels_, tile_begin = tiles_.n * (u / n_panels_) / n_chunks,
+                      tile_end = tiles_.n * (u / n_panels_ + 1) / n_chunks;
         if (direct_) {
           direct(panel(i));
         } else if (coded_ != nullptr) {
@@ -182,7 +185,8 @@ class IntegerProducts {
     const int first = tiles_.begin(i), t = tiles_.begin(i + 1) - first;
     const Activations a = activations_of(outs_[0].w.form, c_.k);
     for (int slot = 0; slot < t; slot++)
-      c_.k.quantize(c_.x + (first + slot) * c_.x_stride, n_groups_, a.offset, a.halves, int64_t{kXWords} * t, tile_words(i) + kXWords * slot);
+      c_.k.quantize(c_.x + (first + slot) * c_.x_stride, n_groups_, a.offset, a.halves, int64_t{kXWords} * t,
+                    tile_words(i) + kXWords * slot);
   }
 
   /// To `valid` values of n tokens, `stride` apart.
@@ -241,7 +245,8 @@ class IntegerProducts {
   TileOut results(const Panel& p, int first_token) const {
     const LinearOut& o = *p.out;
     const int64_t row = p.first * kRowBlock, at = first_token * o.y_stride + row;
-    return {(o.sum != nullptr ? o.sum : o.y) + at, o.y_stride, kRowBlock, o.bias != nullptr ? o.bias + row : nullptr, o.sum != nullptr ? o.add + at : nullptr};
+    return {(o.sum != nullptr ? o.sum : o.y) + at, o.y_stride, kRowBlock, o.bias != nullptr ? o.bias + row : nullptr,
+            o.sum != nullptr ? o.add + at : nullptr};
   }
 
   static constexpr int kMostTokens = kChunkTokens + kMostDirect;  // of a chunk
@@ -337,7 +342,8 @@ std::string_view to_string(Path path) {
   return path == Path::kScalar ? "scalar" : path == Path::kAvx2 ? "avx2" : "avx512";
 }
 
-void linear_packed(std::span<const LinearOut> outs, const float* x, int64_t x_stride, int n_tokens, ThreadTeam* team, Path path, Scratch& scratch) {
+void linear_packed(std::span<const LinearOut> outs, const float* x, int64_t x_stride, int n_tokens, ThreadTeam* team, Path path,
+                   Scratch& scratch) {
   if (n_tokens <= 0) return;
   const Call call{x, x_stride, n_tokens, team, kernels_of(path)};
   for (size_t i = 0, end = 0; i < outs.size(); i = end) {
@@ -348,7 +354,8 @@ void linear_packed(std::span<const LinearOut> outs, const float* x, int64_t x_st
     }
     const Activations a = activations_of(outs[i].w.form, call.k);
     while (end < outs.size() && !is_plain(outs[end].w.form) && activations_of(outs[end].w.form, call.k) == a) end++;
-    const IntegerProducts products(call, outs.subspan(i, end - i), nullptr, grown(scratch.words, IntegerProducts::n_words(call, outs[i].w.n_cols)));
+    const IntegerProducts products(call, outs.subspan(i, end - i), nullptr,
+                                   grown(scratch.words, IntegerProducts::n_words(call, outs[i].w.n_cols)));
     products.quantize();
     products.multiply();
   }
@@ -363,8 +370,8 @@ bool joint(const Call& c, const LinearOut& gate, const LinearOut& up) {
 
 }  // namespace
 
-void gated_packed(const LinearOut& gate, const LinearOut& up, const Gating& gating, const float* x, int64_t x_stride, int n_tokens, ThreadTeam* team,
-                  Path path, Scratch& scratch) {
+void gated_packed(const LinearOut& gate, const LinearOut& up, const Gating& gating, const float* x, int64_t x_stride, int n_tokens,
+                  ThreadTeam* team, Path path, Scratch& scratch) {
   const LinearOut outs[2] = {gate, up};
   const Call call{x, x_stride, n_tokens, team, kernels_of(path)};
   if (joint(call, gate, up)) {
@@ -374,13 +381,12 @@ void gated_packed(const LinearOut& gate, const LinearOut& up, const Gating& gati
   }
   linear_packed(outs, x, x_stride, n_tokens, team, path, scratch);
   const int64_t n = n_tokens * gate.w.n_rows;
-  split(team, n * 16, n, kGatedGrain, [&](int64_t b, int64_t e) {
-    gating.apply(gating.act, gate.y + b, up.y + b, gating.limit, e - b, gating.y + b);
-  });
+  split(team, n * 16, n, kGatedGrain,
+        [&](int64_t b, int64_t e) { gating.apply(gating.act, gate.y + b, up.y + b, gating.limit, e - b, gating.y + b); });
 }
 
-void feed_forward_packed(const LinearOut& gate, const LinearOut& up, const Gating& gating, const LinearOut& down, const float* x, int64_t x_stride,
-                         int n_tokens, ThreadTeam* team, Path path, Scratch& scratch) {
+void feed_forward_packed(const LinearOut& gate, const LinearOut& up, const Gating& gating, const LinearOut& down, const float* x,
+                         int64_t x_stride, int n_tokens, ThreadTeam* team, Path path, Scratch& scratch) {
   const LinearOut outs[2] = {gate, up};
   const Call call{x, x_stride, n_tokens, team, kernels_of(path)};
   if (!joint(call, gate, up) || is_plain(down.w.form) || IntegerProducts::is_direct(call)) {

@@ -35,8 +35,10 @@ struct Scratch {
   std::vector<int32_t> inner;  // between the products of a feed-forward
 };
 
-/// Products of one x, whose quantized form is made once. x: n_tokens rows of x_stride floats (n_cols used); outs: see ops.h; any form but kRows.
-void linear_packed(std::span<const LinearOut> outs, const float* x, int64_t x_stride, int n_tokens, ThreadTeam* team, Path path, Scratch& scratch);
+/// Products of one x, whose quantized form is made once. x: n_tokens rows of x_stride floats (n_cols used); outs: see ops.h; any form but
+/// kRows.
+void linear_packed(std::span<const LinearOut> outs, const float* x, int64_t x_stride, int n_tokens, ThreadTeam* team, Path path,
+                   Scratch& scratch);
 
 /// What happens to the outputs of two matrices of one shape; apply: VectorKernels::gated. y: [n_tokens][n_rows].
 struct Gating {
@@ -46,15 +48,15 @@ struct Gating {
   void (*apply)(Act act, const float* gate, const float* up, float limit, int64_t n, float* y);
 };
 /// gating of gate and up; their own y (contiguous) may be left unwritten.
-void gated_packed(const LinearOut& gate, const LinearOut& up, const Gating& gating, const float* x, int64_t x_stride, int n_tokens, ThreadTeam* team,
-                  Path path, Scratch& scratch);
+void gated_packed(const LinearOut& gate, const LinearOut& up, const Gating& gating, const float* x, int64_t x_stride, int n_tokens,
+                  ThreadTeam* team, Path path, Scratch& scratch);
 
 /// down of that gating, the same bits; gating.y may be left unwritten.
-void feed_forward_packed(const LinearOut& gate, const LinearOut& up, const Gating& gating, const LinearOut& down, const float* x, int64_t x_stride,
-                         int n_tokens, ThreadTeam* team, Path path, Scratch& scratch);
+void feed_forward_packed(const LinearOut& gate, const LinearOut& up, const Gating& gating, const LinearOut& down, const float* x,
+                         int64_t x_stride, int n_tokens, ThreadTeam* team, Path path, Scratch& scratch);
 
-/// One product. x: n_tokens rows of x_stride floats (w.n_cols used); y: n_tokens rows of y_stride floats (w.n_rows written, nothing else touched).
-/// Strides may exceed the widths (slices). bias: [n_rows] or null. team may be null. Any form but kRows.
+/// One product. x: n_tokens rows of x_stride floats (w.n_cols used); y: n_tokens rows of y_stride floats (w.n_rows written, nothing else
+/// touched). Strides may exceed the widths (slices). bias: [n_rows] or null. team may be null. Any form but kRows.
 void linear_packed(const Matrix& w, const float* bias, const float* x, int64_t x_stride, int n_tokens, float* y, int64_t y_stride,
                    ThreadTeam* team, Path path, Scratch& scratch);
 

@@ -1,6 +1,5 @@
 // AVX2 path: 8 lanes, two passes per row block. Products of unsigned codes and activations within ±127 are added up in 16 bits as long as
-// they fit: eight of 4 bits (8 * 2 * 15 * 127), four of 5, two of 6, one of 8 (|w| <= 128, its sign moved to x). Also owns the quantization
-// of activations.
+// they fit: eight of 4 bits (8 * 2 * 15 * 127), four of 5, two of 6, one of 8 (|w| <= 128, its sign moved to x).
 #include <immintrin.h>
 
 #include "kernels/cpu/linear_simd.h"
@@ -114,9 +113,9 @@ void quantize(const float* x, int64_t n_groups, int offset, bool halves, int64_t
 }  // namespace
 
 const LinearKernels& avx2_kernels() {
-  static constexpr LinearKernels kKernels = {Avx2::kTile,         Avx2::kTileBlocks, Avx2::kDirect,  Avx2::kI8Offset,  quantize,
-                                             any_row_block<Avx2>, any_widen<Avx2>,   tile_of<Avx2>, Avx2::kPlainTile, plain_row_blocks<Avx2>,
-                                             any_plain<Avx2>};
+  static constexpr LinearKernels kKernels = {Avx2::kTile,      Avx2::kTileBlocks,      Avx2::kDirect,   Avx2::kI8Offset,
+                                             quantize,         any_row_block<Avx2>,    any_widen<Avx2>, tile_of<Avx2>,
+                                             Avx2::kPlainTile, plain_row_blocks<Avx2>, any_plain<Avx2>};
   return kKernels;
 }
 

@@ -106,24 +106,28 @@ CARREL_INLINE inline __m512i tops_of(const __m512i (&v)[4]) {
 /// Codes of two groups: 32 bytes each, in order.
 CARREL_INLINE inline __m512i codes_of(const float* x, __m512 inverse0, __m512 inverse1) {
   __m512i q[4];
-  unroll<4>([&](auto i) CARREL_INLINE { q[i] = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + 16 * i), i < 2 ? inverse0 : inverse1)); });
+  unroll<4>([&](auto i)
+                CARREL_INLINE { q[i] = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + 16 * i), i < 2 ? inverse0 : inverse1)); });
   const __m512i mixed = _mm512_packs_epi16(_mm512_packs_epi32(q[0], q[1]), _mm512_packs_epi32(q[2], q[3]));
   // Quarter j of `mixed` holds words j, 4 + j (codes 4j … of either half) of the first group, then of the second.
   return _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), mixed);
 }
 
-/// Four groups of 32 side by side: a group alone is one long chain of dependent operations. False, and nothing written, where a value is not finite.
+/// Four groups of 32 side by side: a group alone is one long chain of dependent operations. False, and nothing written, where a value is
+/// not finite.
 CARREL_INLINE inline bool quantize_four(const float* x, int offset, bool halves, int64_t stride, int32_t* words) {
   const __m512i abs_mask = _mm512_set1_epi32(0x7FFFFFFF);
   __m512i v[4];
   unroll<4>([&](auto i) CARREL_INLINE {
-    const __m512i low = _mm512_and_si512(_mm512_loadu_si512(x + 32 * i), abs_mask), high = _mm512_and_si512(_mm512_loadu_si512(x + 32 * i + 16), abs_mask);
+    const __m512i low = _mm512_and_si512(_mm512_loadu_si512(x + 32 * i), abs_mask),
+                  high = _mm512_and_si512(_mm512_loadu_si512(x + 32 * i + 16), abs_mask);
     v[i] = _mm512_max_epi32(low, high);
   });
   const __m512 top = _mm512_castsi512_ps(tops_of(v));
   if (_mm512_cmp_ps_mask(top, _mm512_set1_ps(INFINITY), _CMP_NLT_UQ) != 0) return false;
   const __mmask16 some = _mm512_cmp_ps_mask(top, _mm512_set1_ps(1e-30f), _CMP_NLT_UQ);
-  const __m512 scale = _mm512_maskz_div_ps(some, top, _mm512_set1_ps(127.0f)), inverse = _mm512_maskz_div_ps(some, _mm512_set1_ps(127.0f), top);
+  const __m512 scale = _mm512_maskz_div_ps(some, top, _mm512_set1_ps(127.0f)),
+               inverse = _mm512_maskz_div_ps(some, _mm512_set1_ps(127.0f), top);
   const __m512i q01 = codes_of(x, _mm512_shuffle_f32x4(inverse, inverse, 0x00), _mm512_shuffle_f32x4(inverse, inverse, 0x55));
   const __m512i q23 = codes_of(x + 64, _mm512_shuffle_f32x4(inverse, inverse, 0xAA), _mm512_shuffle_f32x4(inverse, inverse, 0xFF));
   // A quarter of q01 is half a group: four sums to add.
@@ -134,7 +138,8 @@ CARREL_INLINE inline bool quantize_four(const float* x, int offset, bool halves,
   const __m512i low = _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 0, 0, 0, 8, 8, 8, 8, 1, 1, 1, 1, 9, 9, 9, 9), pairs);
   const __m512i high = _mm512_permutexvar_epi32(_mm512_setr_epi32(4, 4, 4, 4, 12, 12, 12, 12, 5, 5, 5, 5, 13, 13, 13, 13), pairs);
   const __m512i sum = _mm512_add_epi32(low, high), start = _mm512_set1_epi32(kDotBits), by = _mm512_set1_epi32(offset);
-  const __m512i start0 = _mm512_sub_epi32(start, _mm512_mullo_epi32(by, halves ? low : sum)), start1 = _mm512_sub_epi32(start, _mm512_mullo_epi32(by, high));
+  const __m512i start0 = _mm512_sub_epi32(start, _mm512_mullo_epi32(by, halves ? low : sum)),
+                start1 = _mm512_sub_epi32(start, _mm512_mullo_epi32(by, high));
   __m512i tail = _mm512_mask_mov_epi32(_mm512_castps_si512(scale), 0x2222, start0);
   tail = _mm512_mask_mov_epi32(tail, 0x4444, start1);
   tail = _mm512_mask_mov_epi32(tail, 0x8888, _mm512_castps_si512(_mm512_cvtepi32_ps(sum)));
@@ -158,9 +163,9 @@ void quantize(const float* x, int64_t n_groups, int offset, bool halves, int64_t
 }  // namespace
 
 const LinearKernels& avx512_kernels() {
-  static constexpr LinearKernels kKernels = {Avx512::kTile,      Avx512::kTileBlocks,   Avx512::kDirect,  Avx512::kI8Offset,  quantize,
-                                             any_row_block<Avx512>, any_widen<Avx512>, tile_of<Avx512>, Avx512::kPlainTile, plain_row_blocks<Avx512>,
-                                             any_plain<Avx512>};
+  static constexpr LinearKernels kKernels = {Avx512::kTile,      Avx512::kTileBlocks,      Avx512::kDirect,   Avx512::kI8Offset,
+                                             quantize,           any_row_block<Avx512>,    any_widen<Avx512>, tile_of<Avx512>,
+                                             Avx512::kPlainTile, plain_row_blocks<Avx512>, any_plain<Avx512>};
   return kKernels;
 }
 

@@ -15,13 +15,14 @@ namespace carrel::cpu {
 /// kDotBits - offset * sum.
 constexpr int kXWords = 12, kXScale = 8, kXStart = 9, kXSum = 11;
 
-/// Dots start at the bits of 1.5 * 2^23, whose unit in the last place is 1: while |dot| < 2^22, the sum read as a float is kDotBias + dot, exactly, and
-/// fma(that, scale, -kDotBias * scale) is scale * dot, rounded once, without a conversion. (The product with the bias is exact: a scale has 18 bits.)
+/// Dots start at the bits of 1.5 * 2^23, whose unit in the last place is 1: while |dot| < 2^22, the sum read as a float is kDotBias + dot,
+/// exactly, and fma(that, scale, -kDotBias * scale) is scale * dot, rounded once, without a conversion. (The product with the bias is
+/// exact: a scale has 18 bits.)
 constexpr int32_t kDotBits = 0x4B400000;
 constexpr float kDotBias = 12582912.0f;
 
-/// A group of 16 rows widened to bytes, in the order of 8-bit codes. Per half (one half, or two of kI6K): the scale, and what takes the bias of a dot
-/// away again. min: what is multiplied with the activation sum; no form has two halves and minima.
+/// A group of 16 rows widened to bytes, in the order of 8-bit codes. Per half (one half, or two of kI6K): the scale, and what takes the
+/// bias of a dot away again. min: what is multiplied with the activation sum; no form has two halves and minima.
 struct alignas(64) WideGroup {
   uint8_t q[512];
   struct Half {

@@ -1,8 +1,8 @@
 // The loops of linear_avx2.cpp and linear_avx512.cpp, written once over a vector type V of 8 or 16 lanes. Lanes are output rows; V lives in
 // an anonymous namespace of its file, so that nothing here is shared between files built with different flags. Pure functions.
 //
-// V provides: I, F (integer, float vectors), kLanes, kTile, kTileBlocks, kDirect, kPlainTile, kI8Offset, load/store, f16/bf16/u8/i8 widening, mul, fma,
-// and
+// V provides: I, F (integer, float vectors), kLanes, kTile, kTileBlocks, kDirect, kPlainTile, kI8Offset, load/store, f16/bf16/u8/i8
+// widening, mul, fma, and
 //   dots<R, T, kBits, …>(x, start, w, dot): see the files.
 #pragma once
 #include <cstdint>

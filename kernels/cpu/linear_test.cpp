@@ -141,7 +141,9 @@ TEST(Linear, agrees_with_float64_on_dequantized_weights) {
   }
 }
 
-float act_of(Act act, float gate, float up) { return (act == Act::kSilu ? 2.0f : 3.0f) * gate - up; }
+float act_of(Act act, float gate, float up) {
+  return (act == Act::kSilu ? 2.0f : 3.0f) * gate - up;
+}
 void apply(Act act, const float* gate, const float* up, float limit, int64_t n, float* y) {
   for (int64_t i = 0; i < n; i++) y[i] = act_of(act, gate[i], up[i]) + limit;
 }
@@ -158,14 +160,15 @@ TEST(Linear, products_of_one_x_are_the_same_together_and_alone) {
     std::vector<std::vector<float>> want, got, add, bias;
     const size_t n = 1 + rng() % 4;
     for (size_t i = 0; i < n; i++) {
-      weights.push_back(std::make_unique<Weights>(kTypes[rng() % 3 == 0 ? rng() % 11 : 3 + round % 8], 1 + static_cast<int64_t>(rng() % 90), n_cols, rng));
+      weights.push_back(std::make_unique<Weights>(kTypes[rng() % 3 == 0 ? rng() % 11 : 3 + round % 8], 1 + static_cast<int64_t>(rng() % 90),
+                                                  n_cols, rng));
       const auto size = static_cast<size_t>(n_tokens * weights[i]->m.n_rows);
       add.push_back(random_floats(size, rng));
       bias.push_back(random_floats(static_cast<size_t>(weights[i]->m.n_rows), rng));
       want.emplace_back(size);
       got.emplace_back(size);
-      linear_packed(weights[i]->m, i % 2 == 0 ? bias[i].data() : nullptr, x.data(), n_cols, n_tokens, want[i].data(), weights[i]->m.n_rows, nullptr,
-                    Path::kAvx2, scratch);
+      linear_packed(weights[i]->m, i % 2 == 0 ? bias[i].data() : nullptr, x.data(), n_cols, n_tokens, want[i].data(), weights[i]->m.n_rows,
+                    nullptr, Path::kAvx2, scratch);
       for (size_t j = 0; i == 1 && j < size; j++) want[i][j] += add[i][j];
     }
     for (const Path path : simd_paths()) {
@@ -175,7 +178,8 @@ TEST(Linear, products_of_one_x_are_the_same_together_and_alone) {
         if (i == 1) outs[i].add = add[i].data(), outs[i].sum = got[i].data();
       }
       linear_packed(outs, x.data(), n_cols, n_tokens, &team, path, scratch);
-      for (size_t i = 0; i < n; i++) ASSERT_TRUE(same_bits(want[i], got[i])) << to_string(weights[i]->m.form) << " " << to_string(path) << " tokens " << n_tokens;
+      for (size_t i = 0; i < n; i++)
+        ASSERT_TRUE(same_bits(want[i], got[i])) << to_string(weights[i]->m.form) << " " << to_string(path) << " tokens " << n_tokens;
     }
   }
 }
@@ -189,14 +193,15 @@ TEST(Linear, gating_of_two_products_is_the_same_as_one_by_one) {
     for (const int n_tokens : {1, 7, 8, 9, 300}) {
       const int64_t n_rows = 16 + static_cast<int64_t>(rng() % 60);
       const Weights gate(type, n_rows, n_cols, rng), up(type, n_rows, n_cols, rng);
-      const std::vector<float> x = random_floats(static_cast<size_t>(n_tokens * n_cols), rng), bias = random_floats(static_cast<size_t>(n_rows), rng);
+      const std::vector<float> x = random_floats(static_cast<size_t>(n_tokens * n_cols), rng),
+                               bias = random_floats(static_cast<size_t>(n_rows), rng);
       std::vector<float> a(static_cast<size_t>(n_tokens * n_rows)), b(a.size()), want(a.size()), got(a.size());
       linear_packed(gate.m, bias.data(), x.data(), n_cols, n_tokens, a.data(), n_rows, nullptr, Path::kAvx2, scratch);
       linear_packed(up.m, nullptr, x.data(), n_cols, n_tokens, b.data(), n_rows, nullptr, Path::kAvx2, scratch);
       apply(Act::kGeluTanh, a.data(), b.data(), 0.5f, static_cast<int64_t>(a.size()), want.data());
       for (const Path path : simd_paths()) {
-        gated_packed({gate.m, bias.data(), a.data(), n_rows}, {up.m, nullptr, b.data(), n_rows}, {Act::kGeluTanh, 0.5f, got.data(), apply}, x.data(), n_cols,
-                     n_tokens, &team, path, scratch);
+        gated_packed({gate.m, bias.data(), a.data(), n_rows}, {up.m, nullptr, b.data(), n_rows}, {Act::kGeluTanh, 0.5f, got.data(), apply},
+                     x.data(), n_cols, n_tokens, &team, path, scratch);
         ASSERT_TRUE(same_bits(want, got)) << to_string(type) << " " << to_string(path) << " tokens " << n_tokens;
       }
     }
@@ -212,21 +217,27 @@ TEST(Linear, feed_forward_is_the_same_as_one_by_one) {
       for (const int n_tokens : {1, 8, 9, 33, 300}) {
         const int64_t n_cols = 512, n_inner = 256 * (1 + static_cast<int64_t>(rng() % 3)), n_rows = 16 + static_cast<int64_t>(rng() % 60);
         const Weights gate(type, n_inner, n_cols, rng), up(type, n_inner, n_cols, rng), down(down_type, n_rows, n_inner, rng);
-        const std::vector<float> x = random_floats(static_cast<size_t>(n_tokens * n_cols), rng), bias = random_floats(static_cast<size_t>(n_inner), rng),
+        const std::vector<float> x = random_floats(static_cast<size_t>(n_tokens * n_cols), rng),
+                                 bias = random_floats(static_cast<size_t>(n_inner), rng),
                                  add = random_floats(static_cast<size_t>(n_tokens * n_rows), rng);
         std::vector<float> a(static_cast<size_t>(n_tokens * n_inner)), b(a.size()), mid(a.size()), want(add.size()), got(add.size());
         const Gating gating{Act::kGeluTanh, 0.5f, mid.data(), apply};
         const auto run = [&](auto feed, std::vector<float>& sum, Path path) {
           const LinearOut out{down.m, nullptr, sum.data(), n_rows, add.data(), sum.data()};
-          feed({gate.m, nullptr, a.data(), n_inner}, {up.m, bias.data(), b.data(), n_inner}, gating, out, x.data(), n_cols, n_tokens, &team, path, scratch);
+          feed({gate.m, nullptr, a.data(), n_inner}, {up.m, bias.data(), b.data(), n_inner}, gating, out, x.data(), n_cols, n_tokens, &team,
+               path, scratch);
         };
-        run([](const LinearOut& g, const LinearOut& u, const Gating& act, const LinearOut& out, const float* in, int64_t stride, int n, ThreadTeam* threads, Path path, Scratch& s) {
-          gated_packed(g, u, act, in, stride, n, threads, path, s);
-          linear_packed(std::span(&out, 1), act.y, g.w.n_rows, n, threads, path, s);
-        }, want, Path::kAvx2);
+        run(
+            [](const LinearOut& g, const LinearOut& u, const Gating& act, const LinearOut& out, const float* in, int64_t stride, int n,
+               ThreadTeam* threads, Path path, Scratch& s) {
+              gated_packed(g, u, act, in, stride, n, threads, path, s);
+              linear_packed(std::span(&out, 1), act.y, g.w.n_rows, n, threads, path, s);
+            },
+            want, Path::kAvx2);
         for (const Path path : simd_paths()) {
           run(feed_forward_packed, got, path);
-          ASSERT_TRUE(same_bits(want, got)) << to_string(type) << " " << to_string(down_type) << " " << to_string(path) << " tokens " << n_tokens;
+          ASSERT_TRUE(same_bits(want, got)) << to_string(type) << " " << to_string(down_type) << " " << to_string(path) << " tokens "
+                                            << n_tokens;
         }
       }
     }

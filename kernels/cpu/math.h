@@ -1,8 +1,8 @@
-// Elementary functions with bits of their own: the same operations in the same order for one float and for a vector of floats, so that no result
-// depends on a C library or on an instruction path.
+// Elementary functions with bits of their own: the same operations in the same order for one float and for a vector of floats, so that no
+// result depends on a C library or on an instruction path.
 //
-// A "vector" V is any type with the small vocabulary below; F1 (one float) is here, F16 (sixteen) in simd.h. Error bounds are stated at each
-// function and tested over dense sweeps. Pure, any thread.
+// A "vector" V is any type with the small vocabulary below; F1 (one float) is here, F16 (sixteen) in simd.h. Error bounds are stated at
+// each function and tested over dense sweeps. Pure, any thread.
 #pragma once
 #include <bit>
 #include <cstdint>
@@ -17,24 +17,46 @@ struct F1 {
   float v;
   CARREL_INLINE static F1 set(float x) { return {x}; }
 };
-CARREL_INLINE F1 operator+(F1 a, F1 b) { return {a.v + b.v}; }
-CARREL_INLINE F1 operator-(F1 a, F1 b) { return {a.v - b.v}; }
-CARREL_INLINE F1 operator*(F1 a, F1 b) { return {a.v * b.v}; }
-CARREL_INLINE F1 operator/(F1 a, F1 b) { return {a.v / b.v}; }
-CARREL_INLINE F1 fma(F1 a, F1 b, F1 c) { return {__builtin_fmaf(a.v, b.v, c.v)}; }
+CARREL_INLINE F1 operator+(F1 a, F1 b) {
+  return {a.v + b.v};
+}
+CARREL_INLINE F1 operator-(F1 a, F1 b) {
+  return {a.v - b.v};
+}
+CARREL_INLINE F1 operator*(F1 a, F1 b) {
+  return {a.v * b.v};
+}
+CARREL_INLINE F1 operator/(F1 a, F1 b) {
+  return {a.v / b.v};
+}
+CARREL_INLINE F1 fma(F1 a, F1 b, F1 c) {
+  return {__builtin_fmaf(a.v, b.v, c.v)};
+}
 /// The second operand where either is NaN, as the instruction does.
-CARREL_INLINE F1 max(F1 a, F1 b) { return {a.v > b.v ? a.v : b.v}; }
-CARREL_INLINE F1 min(F1 a, F1 b) { return {a.v < b.v ? a.v : b.v}; }
-CARREL_INLINE F1 sqrt(F1 a) { return {__builtin_sqrtf(a.v)}; }
-CARREL_INLINE F1 abs(F1 a) { return {std::bit_cast<float>(std::bit_cast<uint32_t>(a.v) & 0x7FFFFFFFu)}; }
+CARREL_INLINE F1 max(F1 a, F1 b) {
+  return {a.v > b.v ? a.v : b.v};
+}
+CARREL_INLINE F1 min(F1 a, F1 b) {
+  return {a.v < b.v ? a.v : b.v};
+}
+CARREL_INLINE F1 sqrt(F1 a) {
+  return {__builtin_sqrtf(a.v)};
+}
+CARREL_INLINE F1 abs(F1 a) {
+  return {std::bit_cast<float>(std::bit_cast<uint32_t>(a.v) & 0x7FFFFFFFu)};
+}
 /// |a| with the sign of b.
 CARREL_INLINE F1 with_sign(F1 a, F1 b) {
   return {std::bit_cast<float>((std::bit_cast<uint32_t>(a.v) & 0x7FFFFFFFu) | (std::bit_cast<uint32_t>(b.v) & 0x80000000u))};
 }
 /// a < b ? x : y (y where either is NaN).
-CARREL_INLINE F1 if_less(F1 a, F1 b, F1 x, F1 y) { return a.v < b.v ? x : y; }
+CARREL_INLINE F1 if_less(F1 a, F1 b, F1 x, F1 y) {
+  return a.v < b.v ? x : y;
+}
 /// 2^n from t = 1.5·2^23 + n, n in [-126, 127].
-CARREL_INLINE F1 pow2_of_shifted(F1 t) { return {std::bit_cast<float>((std::bit_cast<uint32_t>(t.v) << 23) + 0x3F800000u)}; }
+CARREL_INLINE F1 pow2_of_shifted(F1 t) {
+  return {std::bit_cast<float>((std::bit_cast<uint32_t>(t.v) << 23) + 0x3F800000u)};
+}
 
 /// e^x split as 2^n (1 + y): returns y for r = x - n ln 2, |r| ≤ ln2/2, and 2^n. For x in [-87.3, 88].
 template <class V>
@@ -120,14 +142,28 @@ CARREL_INLINE V softplus_of(V x) {
   return max(V::set(0.0f), x) + log1p_unit(e);
 }
 
-inline float exp_of(float x) { return exp_of(F1{x}).v; }
-inline float sigmoid_of(float x) { return sigmoid_of(F1{x}).v; }
-inline float silu_of(float x) { return silu_of(F1{x}).v; }
-inline float tanh_of(float x) { return tanh_of(F1{x}).v; }
-inline float gelu_tanh_of(float x) { return gelu_tanh_of(F1{x}).v; }
-inline float softplus_of(float x) { return softplus_of(F1{x}).v; }
+inline float exp_of(float x) {
+  return exp_of(F1{x}).v;
+}
+inline float sigmoid_of(float x) {
+  return sigmoid_of(F1{x}).v;
+}
+inline float silu_of(float x) {
+  return silu_of(F1{x}).v;
+}
+inline float tanh_of(float x) {
+  return tanh_of(F1{x}).v;
+}
+inline float gelu_tanh_of(float x) {
+  return gelu_tanh_of(F1{x}).v;
+}
+inline float softplus_of(float x) {
+  return softplus_of(F1{x}).v;
+}
 /// 1 / sqrt(x): two correctly rounded operations.
-inline float rsqrt_of(float x) { return 1.0f / __builtin_sqrtf(x); }
+inline float rsqrt_of(float x) {
+  return 1.0f / __builtin_sqrtf(x);
+}
 
 /// sin and cos in float64 for |x| ≤ 1e7, absolute error ≤ 2e-16: reduction by π/2 in three parts (each step exact or one rounding), then
 /// Taylor polynomials on [-π/4, π/4].

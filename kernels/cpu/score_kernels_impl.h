@@ -1,5 +1,5 @@
-// Scores on integers: queries and keys as codes with one power of two per vector, their dots exact, so the order of adding is free and every
-// instruction path has the same bits. Half the instructions of float32 where 16-bit dots exist. Part of vector_kernels_impl.h.
+// Scores and weighted sums on integers: vectors as codes with one power of two each, their dots exact, so the order of adding is free and
+// every instruction path has the same bits. Half the instructions of float32 where 16-bit dots exist. Part of vector_kernels_impl.h.
 #pragma once
 #include "kernels/cpu/state_rows_simd.h"
 
@@ -88,7 +88,8 @@ CARREL_INLINE void encode_keys_of(const std::byte* const* rows, int begin, int d
       __m256 r[8];
 #pragma GCC unroll 8
       for (int j = 0; j < 8; ++j)
-        r[j] = _mm256_castsi256_ps(codes16(load8(row[j], kType, begin + k), load8(row[j], kType, begin + k + 8), _mm256_set1_ps(inverse[j])));
+        r[j] =
+            _mm256_castsi256_ps(codes16(load8(row[j], kType, begin + k), load8(row[j], kType, begin + k + 8), _mm256_set1_ps(inverse[j])));
       transpose8(r, reinterpret_cast<float*>(kt) + k / 2 * kKeyBlock + i);
     }
     for (; k < dim; ++k) {
@@ -122,7 +123,8 @@ CARREL_INLINE void encode_values_of(const std::byte* const* rows, int begin, int
     for (; k + 16 <= dim; k += 16) {
       __m256i c[2];
 #pragma GCC unroll 2
-      for (int j = 0; j < 2; ++j) c[j] = codes16(load8(row[j], kType, begin + k), load8(row[j], kType, begin + k + 8), _mm256_set1_ps(inverse[j]));
+      for (int j = 0; j < 2; ++j)
+        c[j] = codes16(load8(row[j], kType, begin + k), load8(row[j], kType, begin + k + 8), _mm256_set1_ps(inverse[j]));
       const __m256i low = _mm256_unpacklo_epi16(c[0], c[1]), high = _mm256_unpackhi_epi16(c[0], c[1]);
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + k), _mm256_permute2x128_si256(low, high, 0x20));
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + k + 8), _mm256_permute2x128_si256(low, high, 0x31));
@@ -153,7 +155,8 @@ void encode_weights(int n, const float* s, const float* scales, int lo, int hi, 
     weight_scales[r] = step.scale;
 #pragma GCC unroll 4
     for (int j = 0; j < kN; ++j)
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(words + j * kLanes / 2), codes16(w[j].low(), w[j].high(), _mm256_set1_ps(step.inverse)));
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(words + j * kLanes / 2),
+                          codes16(w[j].low(), w[j].high(), _mm256_set1_ps(step.inverse)));
   }
 }
 
@@ -201,7 +204,8 @@ CARREL_INLINE void for_code_tiles(int m, int n16, Fn fn) {
   for (; j < n16; ++j) rows.template operator()<1>();
 }
 
-void product_codes(int m, int n16, int n_words, const int32_t* a, const float* a_scales, const int32_t* kt, const float* kt_scales, float* c) {
+void product_codes(int m, int n16, int n_words, const int32_t* a, const float* a_scales, const int32_t* kt, const float* kt_scales,
+                   float* c) {
   for_code_tiles(m, n16, [&]<int R, int N>(int i, int j) CARREL_LAMBDA_INLINE {
     code_tile<R, N>(n_words, a + i * n_words, n_words, kt + j * kLanes, kKeyBlock, [&](int r, int l, F16 dot) CARREL_LAMBDA_INLINE {
       (dot * F16::load(kt_scales + (j + l) * kLanes) * F16::set(a_scales[i + r])).store(c + (i + r) * kKeyBlock + (j + l) * kLanes);
@@ -209,13 +213,15 @@ void product_codes(int m, int n16, int n_words, const int32_t* a, const float* a
   });
 }
 
-void product_weights(int m, int n16, int begin, int end, const int32_t* a, const float* a_scales, const int32_t* v, float* c, const float* carry) {
+void product_weights(int m, int n16, int begin, int end, const int32_t* a, const float* a_scales, const int32_t* v, float* c,
+                     const float* carry) {
   const int width = n16 * kLanes;
   for_code_tiles(m, n16, [&]<int R, int N>(int i, int j) CARREL_LAMBDA_INLINE {
-    code_tile<R, N>(end - begin, a + i * (kKeyBlock / 2) + begin, kKeyBlock / 2, v + begin * width + j * kLanes, width, [&](int r, int l, F16 dot) CARREL_LAMBDA_INLINE {
-      float* at = c + (i + r) * width + (j + l) * kLanes;
-      fma(dot, F16::set(a_scales[i + r]), F16::load(at) * F16::set(carry[i + r])).store(at);
-    });
+    code_tile<R, N>(end - begin, a + i * (kKeyBlock / 2) + begin, kKeyBlock / 2, v + begin * width + j * kLanes, width,
+                    [&](int r, int l, F16 dot) CARREL_LAMBDA_INLINE {
+                      float* at = c + (i + r) * width + (j + l) * kLanes;
+                      fma(dot, F16::set(a_scales[i + r]), F16::load(at) * F16::set(carry[i + r])).store(at);
+                    });
   });
 }
 

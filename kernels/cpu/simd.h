@@ -1,5 +1,5 @@
-// F16: sixteen floats with the vocabulary of math.h, in two AVX2 registers or one AVX-512 register. Every operation works lane by lane and every
-// reduction follows one tree, so code written on F16 gives the same bits on both.
+// F16: sixteen floats with the vocabulary of math.h, in two AVX2 registers or one AVX-512 register. Every operation works lane by lane and
+// every reduction follows one tree, so code written on F16 gives the same bits on both.
 //
 // Included only by files that define CARREL_SIMD_NS (avx2 or avx512) first: the two forms are different types in different namespaces, and
 // everything is inlined, so that no AVX-512 instruction can reach a machine without it.
@@ -21,7 +21,9 @@ constexpr int kLanes = 16;
 // The zero-masked forms below are the plain instructions; GCC 12 takes the plain intrinsics for reads of uninitialized memory.
 constexpr __mmask16 kAll = 0xFFFF;
 
-CARREL_INLINE __m512i shift_left(__m512i x, unsigned n) { return _mm512_maskz_slli_epi32(kAll, x, n); }
+CARREL_INLINE __m512i shift_left(__m512i x, unsigned n) {
+  return _mm512_maskz_slli_epi32(kAll, x, n);
+}
 
 struct F16 {
   __m512 v;
@@ -30,26 +32,45 @@ struct F16 {
   /// n < 16 floats, zeros behind them; touches no other memory.
   CARREL_INLINE static F16 load_n(const float* p, int n) { return {_mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << n) - 1u), p)}; }
   CARREL_INLINE static F16 load_bf16(const uint16_t* p) {
-    return {_mm512_castsi512_ps(shift_left(_mm512_maskz_cvtepu16_epi32(kAll, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))), 16))};
+    return {
+        _mm512_castsi512_ps(shift_left(_mm512_maskz_cvtepu16_epi32(kAll, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))), 16))};
   }
   CARREL_INLINE void store(float* p) const { _mm512_storeu_ps(p, v); }
   CARREL_INLINE void store_n(float* p, int n) const { _mm512_mask_storeu_ps(p, static_cast<__mmask16>((1u << n) - 1u), v); }
   CARREL_INLINE __m256 low() const { return _mm512_maskz_extractf32x8_ps(0xFF, v, 0); }
   CARREL_INLINE __m256 high() const { return _mm512_maskz_extractf32x8_ps(0xFF, v, 1); }
 };
-CARREL_INLINE F16 operator+(F16 a, F16 b) { return {a.v + b.v}; }
-CARREL_INLINE F16 operator-(F16 a, F16 b) { return {a.v - b.v}; }
-CARREL_INLINE F16 operator*(F16 a, F16 b) { return {a.v * b.v}; }
-CARREL_INLINE F16 operator/(F16 a, F16 b) { return {a.v / b.v}; }
-CARREL_INLINE F16 fma(F16 a, F16 b, F16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
-CARREL_INLINE F16 max(F16 a, F16 b) { return {_mm512_maskz_max_ps(kAll, a.v, b.v)}; }
-CARREL_INLINE F16 min(F16 a, F16 b) { return {_mm512_maskz_min_ps(kAll, a.v, b.v)}; }
-CARREL_INLINE F16 abs(F16 a) { return {_mm512_castsi512_ps(_mm512_and_epi32(_mm512_castps_si512(a.v), _mm512_set1_epi32(0x7FFFFFFF)))}; }
+CARREL_INLINE F16 operator+(F16 a, F16 b) {
+  return {a.v + b.v};
+}
+CARREL_INLINE F16 operator-(F16 a, F16 b) {
+  return {a.v - b.v};
+}
+CARREL_INLINE F16 operator*(F16 a, F16 b) {
+  return {a.v * b.v};
+}
+CARREL_INLINE F16 operator/(F16 a, F16 b) {
+  return {a.v / b.v};
+}
+CARREL_INLINE F16 fma(F16 a, F16 b, F16 c) {
+  return {_mm512_fmadd_ps(a.v, b.v, c.v)};
+}
+CARREL_INLINE F16 max(F16 a, F16 b) {
+  return {_mm512_maskz_max_ps(kAll, a.v, b.v)};
+}
+CARREL_INLINE F16 min(F16 a, F16 b) {
+  return {_mm512_maskz_min_ps(kAll, a.v, b.v)};
+}
+CARREL_INLINE F16 abs(F16 a) {
+  return {_mm512_castsi512_ps(_mm512_and_epi32(_mm512_castps_si512(a.v), _mm512_set1_epi32(0x7FFFFFFF)))};
+}
 CARREL_INLINE F16 with_sign(F16 a, F16 b) {
   const __m512i sign = _mm512_set1_epi32(static_cast<int>(0x80000000u));  // a where the bit of the mask is 0, b where it is 1
   return {_mm512_castsi512_ps(_mm512_ternarylogic_epi32(sign, _mm512_castps_si512(b.v), _mm512_castps_si512(a.v), 0xCA))};
 }
-CARREL_INLINE F16 if_less(F16 a, F16 b, F16 x, F16 y) { return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), y.v, x.v)}; }
+CARREL_INLINE F16 if_less(F16 a, F16 b, F16 x, F16 y) {
+  return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), y.v, x.v)};
+}
 CARREL_INLINE F16 pow2_of_shifted(F16 t) {
   return {_mm512_castsi512_ps(_mm512_add_epi32(shift_left(_mm512_castps_si512(t.v), 23), _mm512_set1_epi32(0x3F800000)))};
 }
@@ -62,9 +83,12 @@ struct Words {
 };
 /// sum + the products of the pairs of a and b.
 CARREL_INLINE Words add_pairs(Words sum, Words a, Words b) {
-  return {reinterpret_cast<__v16si>(_mm512_dpwssd_epi32(reinterpret_cast<__m512i>(sum.v), reinterpret_cast<__m512i>(a.v), reinterpret_cast<__m512i>(b.v)))};
+  return {reinterpret_cast<__v16si>(
+      _mm512_dpwssd_epi32(reinterpret_cast<__m512i>(sum.v), reinterpret_cast<__m512i>(a.v), reinterpret_cast<__m512i>(b.v)))};
 }
-CARREL_INLINE F16 to_float(Words x) { return {_mm512_maskz_cvtepi32_ps(kAll, reinterpret_cast<__m512i>(x.v))}; }
+CARREL_INLINE F16 to_float(Words x) {
+  return {_mm512_maskz_cvtepi32_ps(kAll, reinterpret_cast<__m512i>(x.v))};
+}
 
 /// x in lanes [lo, hi), y elsewhere; any integers.
 CARREL_INLINE F16 if_lane_in(int lo, int hi, F16 x, F16 y) {
@@ -90,7 +114,8 @@ struct F16 {
   }
   CARREL_INLINE static F16 load_bf16(const uint16_t* p) {
     const __m128i lo = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)), hi = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8));
-    return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(lo), 16)), _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(hi), 16))};
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(lo), 16)),
+            _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(hi), 16))};
   }
   CARREL_INLINE void store(float* p) const {
     _mm256_storeu_ps(p, a);
@@ -103,20 +128,35 @@ struct F16 {
   CARREL_INLINE __m256 low() const { return a; }
   CARREL_INLINE __m256 high() const { return b; }
 };
-CARREL_INLINE F16 operator+(F16 x, F16 y) { return {x.a + y.a, x.b + y.b}; }
-CARREL_INLINE F16 operator-(F16 x, F16 y) { return {x.a - y.a, x.b - y.b}; }
-CARREL_INLINE F16 operator*(F16 x, F16 y) { return {x.a * y.a, x.b * y.b}; }
-CARREL_INLINE F16 operator/(F16 x, F16 y) { return {x.a / y.a, x.b / y.b}; }
-CARREL_INLINE F16 fma(F16 x, F16 y, F16 z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
-CARREL_INLINE F16 max(F16 x, F16 y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
-CARREL_INLINE F16 min(F16 x, F16 y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
+CARREL_INLINE F16 operator+(F16 x, F16 y) {
+  return {x.a + y.a, x.b + y.b};
+}
+CARREL_INLINE F16 operator-(F16 x, F16 y) {
+  return {x.a - y.a, x.b - y.b};
+}
+CARREL_INLINE F16 operator*(F16 x, F16 y) {
+  return {x.a * y.a, x.b * y.b};
+}
+CARREL_INLINE F16 operator/(F16 x, F16 y) {
+  return {x.a / y.a, x.b / y.b};
+}
+CARREL_INLINE F16 fma(F16 x, F16 y, F16 z) {
+  return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)};
+}
+CARREL_INLINE F16 max(F16 x, F16 y) {
+  return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)};
+}
+CARREL_INLINE F16 min(F16 x, F16 y) {
+  return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)};
+}
 CARREL_INLINE F16 abs(F16 x) {
   const __m256 sign = _mm256_set1_ps(-0.0f);
   return {_mm256_andnot_ps(sign, x.a), _mm256_andnot_ps(sign, x.b)};
 }
 CARREL_INLINE F16 with_sign(F16 x, F16 y) {
   const __m256 sign = _mm256_set1_ps(-0.0f);
-  return {_mm256_or_ps(_mm256_andnot_ps(sign, x.a), _mm256_and_ps(sign, y.a)), _mm256_or_ps(_mm256_andnot_ps(sign, x.b), _mm256_and_ps(sign, y.b))};
+  return {_mm256_or_ps(_mm256_andnot_ps(sign, x.a), _mm256_and_ps(sign, y.a)),
+          _mm256_or_ps(_mm256_andnot_ps(sign, x.b), _mm256_and_ps(sign, y.b))};
 }
 CARREL_INLINE F16 if_less(F16 p, F16 q, F16 x, F16 y) {
   return {_mm256_blendv_ps(y.a, x.a, _mm256_cmp_ps(p.a, q.a, _CMP_LT_OQ)), _mm256_blendv_ps(y.b, x.b, _mm256_cmp_ps(p.b, q.b, _CMP_LT_OQ))};
@@ -124,7 +164,9 @@ CARREL_INLINE F16 if_less(F16 p, F16 q, F16 x, F16 y) {
 CARREL_INLINE __m256 pow2_half(__m256 t) {
   return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_slli_epi32(_mm256_castps_si256(t), 23), _mm256_set1_epi32(0x3F800000)));
 }
-CARREL_INLINE F16 pow2_of_shifted(F16 t) { return {pow2_half(t.a), pow2_half(t.b)}; }
+CARREL_INLINE F16 pow2_of_shifted(F16 t) {
+  return {pow2_half(t.a), pow2_half(t.b)};
+}
 
 /// Sixteen words of 32 bits: sums, or pairs of 16-bit codes.
 struct Words {
@@ -138,7 +180,9 @@ struct Words {
 CARREL_INLINE Words add_pairs(Words sum, Words x, Words y) {
   return {_mm256_add_epi32(sum.a, _mm256_madd_epi16(x.a, y.a)), _mm256_add_epi32(sum.b, _mm256_madd_epi16(x.b, y.b))};
 }
-CARREL_INLINE F16 to_float(Words x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
+CARREL_INLINE F16 to_float(Words x) {
+  return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)};
+}
 
 /// x in lanes [lo, hi), y elsewhere; any integers.
 CARREL_INLINE F16 if_lane_in(int lo, int hi, F16 x, F16 y) {
@@ -183,7 +227,9 @@ CARREL_INLINE void for_lanes(int64_t n, F f) {
   for (; i + kLanes <= n; i += kLanes) f(i, kLanes);
   if (i < n) f(i, static_cast<int>(n - i));
 }
-CARREL_INLINE F16 load(const float* p, int n) { return n == kLanes ? F16::load(p) : F16::load_n(p, n); }
+CARREL_INLINE F16 load(const float* p, int n) {
+  return n == kLanes ? F16::load(p) : F16::load_n(p, n);
+}
 CARREL_INLINE void store(F16 x, float* p, int n) {
   if (n == kLanes) {
     x.store(p);

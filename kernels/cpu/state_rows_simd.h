@@ -1,5 +1,5 @@
-// Reading state rows (float32 or bfloat16) eight elements at a time, and turning eight rows into columns. Included by the sources of the vector
-// kernels only, after CARREL_SIMD_NS is defined.
+// Reading state rows (float32 or bfloat16) eight elements at a time, and turning eight rows into columns. Included by the sources of the
+// vector kernels only, after CARREL_SIMD_NS is defined.
 #pragma once
 #include "kernels/cpu/simd.h"
 #include "kernels/cpu/vector_kernels.h"

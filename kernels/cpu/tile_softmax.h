@@ -1,9 +1,9 @@
 // Online softmax of a tile of queries over keys that come in blocks of 64: the one place where attention adds up.
 //
-// Canonical order of a query: for each block that holds a key it sees, scores by dots over d in index order, times scale, one softmax step, then
-// o = fma(weight, value, o) for its keys in index order. Blocks lie at absolute indices (positions, or ranks of a selection), so neither the other queries
-// of the tile nor the chunk enter. Keys that a query does not see never touch its sums, whatever their memory holds.
-// Threads: one object per task, on the scratch of its thread.
+// Canonical order of a query: for each block that holds a key it sees, scores by dots over d in index order, times scale, one softmax step,
+// then o = fma(weight, value, o) for its keys in index order. Blocks lie at absolute indices (positions, or ranks of a selection), so
+// neither the other queries of the tile nor the chunk enter. Keys that a query does not see never touch its sums, whatever their memory
+// holds. Threads: one object per task, on the scratch of its thread.
 #pragma once
 #include <algorithm>
 #include <limits>
@@ -28,7 +28,9 @@ struct Partial {
   }
 };
 
-inline int padded_dim(int dim) { return (dim + 15) / 16 * 16; }
+inline int padded_dim(int dim) {
+  return (dim + 15) / 16 * 16;
+}
 
 /// What part of a state row is key and what is value.
 struct KeySource {
@@ -47,7 +49,8 @@ class TileSoftmax {
 
  public:
   /// q: heads [n_heads][dim] of tokens that lie `stride` floats apart. codes: scores and weighted sums on integers, else in float32.
-  TileSoftmax(const VectorKernels& kernels, ThreadScratch& scratch, const float* q, int64_t stride, int n_tokens, int n_heads, int dim, float scale, bool codes)
+  TileSoftmax(const VectorKernels& kernels, ThreadScratch& scratch, const float* q, int64_t stride, int n_tokens, int n_heads, int dim,
+              float scale, bool codes)
       : k_(kernels), n_tokens_(n_tokens), n_heads_(n_heads), dim_(dim), padded_(padded_dim(dim)), n_words_((dim + 1) / 2), scale_(scale) {
     const auto n_rows = static_cast<size_t>(n_tokens) * static_cast<size_t>(n_heads);
     scores_ = scratch.scores.get(n_rows * kKeyBlock);
@@ -79,8 +82,8 @@ class TileSoftmax {
     }
   }
 
-  /// Adds the keys of the block that begins at index `base`. limit: where the caller's walk ends. row_at(index): the state row; seen(token): what
-  /// its queries see.
+  /// Adds the keys of the block that begins at index `base`. limit: where the caller's walk ends. row_at(index): the state row;
+  /// seen(token): what its queries see.
   template <class RowAt, class SeenOf>
   void add_block(const Partial& part, int64_t base, int64_t limit, const KeySource& source, RowAt row_at, SeenOf seen) {
     int lo = kKeyBlock, hi = 0;
@@ -119,7 +122,8 @@ class TileSoftmax {
     int lo, hi;
   };
   static Lanes inside(const Seen& seen, int64_t base) {
-    return {static_cast<int>(std::clamp<int64_t>(seen.lo - base, 0, kKeyBlock)), static_cast<int>(std::clamp<int64_t>(seen.hi - base, 0, kKeyBlock))};
+    return {static_cast<int>(std::clamp<int64_t>(seen.lo - base, 0, kKeyBlock)),
+            static_cast<int>(std::clamp<int64_t>(seen.hi - base, 0, kKeyBlock))};
   }
   /// Scores of n tokens, up to the last key that one of them sees: most of the block beyond the diagonal is left out.
   template <class SeenOf>
@@ -129,7 +133,8 @@ class TileSoftmax {
     const ptrdiff_t row = static_cast<ptrdiff_t>(token) * n_heads_;
     float* scores = scores_ + row * kKeyBlock;
     if (key_codes_ != nullptr) {
-      k_.product_codes(n * n_heads_, (end + 15) / 16, n_words_, query_codes_ + row * n_words_, query_scales_ + row, key_codes_, key_scales_, scores);
+      k_.product_codes(n * n_heads_, (end + 15) / 16, n_words_, query_codes_ + row * n_words_, query_scales_ + row, key_codes_, key_scales_,
+                       scores);
     } else {
       k_.product(n * n_heads_, (end + 15) / 16, dim_, q_ + row * dim_, dim_, keys_, kKeyBlock, scores, kKeyBlock, nullptr);
     }
@@ -147,14 +152,16 @@ class TileSoftmax {
         k_.encode_weights(n, scores, value_scales_, lo, hi, weight_codes_, scales);
         k_.product_weights(n, padded_ / 16, lo / 2, (hi + 1) / 2, weight_codes_, scales, value_codes_, o, factor);
       } else {
-        k_.product(n, padded_ / 16, hi - lo, scores + lo, kKeyBlock, values_ + static_cast<ptrdiff_t>(lo) * padded_, padded_, o, padded_, factor);
+        k_.product(n, padded_ / 16, hi - lo, scores + lo, kKeyBlock, values_ + static_cast<ptrdiff_t>(lo) * padded_, padded_, o, padded_,
+                   factor);
       }
     }
   }
   /// Few queries are done before memory answers: asks for the rows of the next block early.
   void prefetch(const std::byte* row, const KeySource& source) const {
     const size_t size = source.dtype == DType::kF32 ? 4 : 2;
-    const size_t n_bytes = size * static_cast<size_t>(dim_), key = size * static_cast<size_t>(source.key_begin), value = size * static_cast<size_t>(source.value_begin);
+    const size_t n_bytes = size * static_cast<size_t>(dim_), key = size * static_cast<size_t>(source.key_begin),
+                 value = size * static_cast<size_t>(source.value_begin);
     for (size_t i = 0; i < n_bytes; i += 64) {
       __builtin_prefetch(row + key + i);
       if (key != value) __builtin_prefetch(row + value + i);

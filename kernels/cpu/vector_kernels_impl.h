@@ -89,13 +89,16 @@ void to_bf16(const float* x, int64_t n, uint16_t* y) {
   }
 }
 
-float dot(const float* a, const float* b, int64_t n) { return dot_of(a, b, n); }
+float dot(const float* a, const float* b, int64_t n) {
+  return dot_of(a, b, n);
+}
 
 // ---- matrices of one block of keys
 
 /// R rows by N registers of 16 lanes, accumulators in registers.
 template <int R, int N>
-CARREL_INLINE void product_tile(int n_k, const float* a, ptrdiff_t lda, const float* b, ptrdiff_t ldb, float* c, ptrdiff_t ldc, const float* carry) {
+CARREL_INLINE void product_tile(int n_k, const float* a, ptrdiff_t lda, const float* b, ptrdiff_t ldb, float* c, ptrdiff_t ldc,
+                                const float* carry) {
   F16 acc[R][N];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
@@ -121,23 +124,31 @@ CARREL_INLINE void product_tile(int n_k, const float* a, ptrdiff_t lda, const fl
 }
 
 template <int N>
-CARREL_INLINE void product_columns(int m, int n_k, const float* a, ptrdiff_t lda, const float* b, ptrdiff_t ldb, float* c, ptrdiff_t ldc, const float* carry) {
+CARREL_INLINE void product_columns(int m, int n_k, const float* a, ptrdiff_t lda, const float* b, ptrdiff_t ldb, float* c, ptrdiff_t ldc,
+                                   const float* carry) {
   int i = 0;
   for (; i + 6 <= m; i += 6) product_tile<6, N>(n_k, a + i * lda, lda, b, ldb, c + i * ldc, ldc, carry != nullptr ? carry + i : nullptr);
   a += i * lda;
   c += i * ldc;
   if (carry != nullptr) carry += i;
   switch (m - i) {
-    case 5: return product_tile<5, N>(n_k, a, lda, b, ldb, c, ldc, carry);
-    case 4: return product_tile<4, N>(n_k, a, lda, b, ldb, c, ldc, carry);
-    case 3: return product_tile<3, N>(n_k, a, lda, b, ldb, c, ldc, carry);
-    case 2: return product_tile<2, N>(n_k, a, lda, b, ldb, c, ldc, carry);
-    case 1: return product_tile<1, N>(n_k, a, lda, b, ldb, c, ldc, carry);
-    default: return;
+    case 5:
+      return product_tile<5, N>(n_k, a, lda, b, ldb, c, ldc, carry);
+    case 4:
+      return product_tile<4, N>(n_k, a, lda, b, ldb, c, ldc, carry);
+    case 3:
+      return product_tile<3, N>(n_k, a, lda, b, ldb, c, ldc, carry);
+    case 2:
+      return product_tile<2, N>(n_k, a, lda, b, ldb, c, ldc, carry);
+    case 1:
+      return product_tile<1, N>(n_k, a, lda, b, ldb, c, ldc, carry);
+    default:
+      return;
   }
 }
 
-void product(int m, int n16, int n_k, const float* a, ptrdiff_t lda, const float* b, ptrdiff_t ldb, float* c, ptrdiff_t ldc, const float* carry) {
+void product(int m, int n16, int n_k, const float* a, ptrdiff_t lda, const float* b, ptrdiff_t ldb, float* c, ptrdiff_t ldc,
+             const float* carry) {
   int j = 0;
 #ifdef __AVX512F__
   for (; j + 4 <= n16; j += 4) product_columns<4>(m, n_k, a, lda, b + j * kLanes, ldb, c + j * kLanes, ldc, carry);
@@ -260,13 +271,16 @@ void pool(const float* const* c, const float* const* z, int n_rows, int dim, flo
 void mix_streams(float a, const float* f, const float* x, const float* weights, int weight_stride, int n_streams, int width, float* out) {
   for_lanes(width, [&](int64_t k, int m) {
     F16 sum = f ? F16::set(a) * load(f + k, m) : F16::set(0.0f);
-    for (int j = 0; j < n_streams; ++j) sum = fma(F16::set(weights[j * weight_stride]), load(x + static_cast<int64_t>(j) * width + k, m), sum);
+    for (int j = 0; j < n_streams; ++j)
+      sum = fma(F16::set(weights[j * weight_stride]), load(x + static_cast<int64_t>(j) * width + k, m), sum);
     store(sum, out + k, m);
   });
 }
 
-constexpr VectorKernels kKernels = {add,     scale,     axpy,        gated,        softcap,     rms_norm, rope,       to_bf16, dot,
-                                    product, load_keys, encode_row, encode_keys, product_codes, encode_values, encode_weights, product_weights, load_values, softmax_step, weigh_heads, pool,     mix_streams};
+constexpr VectorKernels kKernels = {add,          scale,         axpy,          gated,          softcap,         rms_norm,
+                                    rope,         to_bf16,       dot,           product,        load_keys,       encode_row,
+                                    encode_keys,  product_codes, encode_values, encode_weights, product_weights, load_values,
+                                    softmax_step, weigh_heads,   pool,          mix_streams};
 
 }  // namespace
 }  // namespace CARREL_SIMD_NS

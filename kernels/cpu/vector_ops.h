@@ -1,9 +1,9 @@
-// The vector op sets: `exact` (float32 matrices, f32 states) and `fast` (packed matrices, bf16 states). One code base; they differ in the form of the
-// matrices and in the states' dtype, which comes with every RowLayout.
+// The vector op sets: `exact` (float32 matrices, f32 states) and `fast` (packed matrices, bf16 states). One code base; they differ in the
+// form of the matrices and in the states' dtype, which comes with every RowLayout.
 //
-// This class walks batches, pages and threads; the loops are in vector_kernels.h. Which thread computes an element never changes it: tasks are
-// drawn from a counter, and each computes its elements in the canonical order (kernels/README.md). Threads: one caller at a time. Memory: scratch
-// grows to the largest step and stays.
+// This class walks batches, pages and threads; the loops are in vector_kernels.h. Which thread computes an element never changes it: tasks
+// are drawn from a counter, and each computes its elements in the canonical order (kernels/README.md). Threads: one caller at a time.
+// Memory: scratch grows to the largest step and stays.
 #pragma once
 #include <atomic>
 #include <cstdlib>
@@ -66,17 +66,18 @@ class VectorOps final : public Ops {
   void embed(const Matrix& table, std::span<const int32_t> ids, float scale, float* y) override;
   void linear(const Matrix& w, const float* bias, const float* x, int64_t x_stride, int n_tokens, float* y, int64_t y_stride) override;
   void linears(std::span<const LinearOut> outs, const float* x, int64_t x_stride, int n_tokens) override;
-  void gated_linears(const LinearOut& gate, const LinearOut& up, Act act, float limit, const float* x, int64_t x_stride, int n_tokens, float* y) override;
-  void feed_forward(const LinearOut& gate, const LinearOut& up, Act act, float limit, const LinearOut& down, const float* x, int64_t x_stride, int n_tokens,
-                    float* mid) override;
+  void gated_linears(const LinearOut& gate, const LinearOut& up, Act act, float limit, const float* x, int64_t x_stride, int n_tokens,
+                     float* y) override;
+  void feed_forward(const LinearOut& gate, const LinearOut& up, Act act, float limit, const LinearOut& down, const float* x,
+                    int64_t x_stride, int n_tokens, float* mid) override;
   void rms_norm(const float* x, const float* weight, float eps, int64_t n_rows, int dim, float* y) override;
   void rope(float* x, const RopeArgs& args, const RopeTable& table, int n_tokens) override;
   void gated(Act act, const float* gate, const float* up, float limit, int64_t n, float* y) override;
   void add(const float* a, const float* b, int64_t n, float* y) override;
   void softcap(float cap, int64_t n, float* x) override;
   void route(const RouteArgs& args, const float* scores, std::span<const int32_t> token_ids, int32_t* expert_ids, float* weights) override;
-  void experts(std::span<const Expert> experts, Act act, float limit, const float* x, const int32_t* expert_ids, const float* weights, int top_k,
-               int n_tokens, float* y) override;
+  void experts(std::span<const Expert> experts, Act act, float limit, const float* x, const int32_t* expert_ids, const float* weights,
+               int top_k, int n_tokens, float* y) override;
   void store_rows(const float* x, int width, int col, const StateRows& rows, const Batch& batch) override;
   void attention(const float* q, const StateRows& kv, const AttentionArgs& args, const Batch& batch, float* y) override;
   void compress(const float* c, const float* z, const CompressArgs& args, const Ring& ring, const StateRows& rows, const StateRows& tail,
@@ -86,7 +87,8 @@ class VectorOps final : public Ops {
   void sparse_attention(const float* q, const StateRows& window, const StateRows* compressed, const int32_t* selected, int top_k,
                         const SparseArgs& args, const Batch& batch, float* y) override;
   void hc_pre(const float* x, const HcArgs& args, int n_tokens, float* y, float* post, float* comb) override;
-  void hc_post(const float* f, const float* x, const float* post, const float* comb, int n_streams, int width, int n_tokens, float* out) override;
+  void hc_post(const float* f, const float* x, const float* post, const float* comb, int n_streams, int width, int n_tokens,
+               float* out) override;
   void hc_head(const float* x, const HcArgs& args, int n_tokens, float* y) override;
 
  private:

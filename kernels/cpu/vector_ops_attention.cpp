@@ -1,12 +1,12 @@
-// Attention over plain and window rows (exact and fast sets). Orders: tile_softmax.h; long contexts are cut into splits at absolute positions
-// and the partial sums merged in index order, whether one thread computes them or several.
+// Attention over plain and window rows (exact and fast sets). Orders: tile_softmax.h; long contexts are cut into splits at absolute
+// positions and the partial sums merged in index order, whether one thread computes them or several.
 #include "kernels/cpu/tile_softmax.h"
 
 namespace carrel::cpu {
 namespace {
 
-constexpr int64_t kSplit = 1024;    // positions per partial sum
-constexpr int kTileQueries = 192;    // queries (tokens × heads of one kv head) that share a block of keys; a matter of speed alone
+constexpr int64_t kSplit = 1024;   // positions per partial sum
+constexpr int kTileQueries = 192;  // queries (tokens × heads of one kv head) that share a block of keys; a matter of speed alone
 
 struct Plain {
   const VectorKernels& k;
@@ -29,13 +29,13 @@ struct Plain {
   /// The keys of one split.
   void partial(const TokenTile& t, int kv_head, int64_t split, ThreadScratch& scratch, const Partial& part) const {
     part.clear(t.n * group(), padded());
-    TileSoftmax softmax(k, scratch, q + at(t, 0, kv_head), int64_t{args.n_heads} * args.head_dim, t.n, group(), args.head_dim, args.scale, codes);
+    TileSoftmax softmax(k, scratch, q + at(t, 0, kv_head), int64_t{args.n_heads} * args.head_dim, t.n, group(), args.head_dim, args.scale,
+                        codes);
     const KeySource source{kv.layout.dtype, kv_head * args.head_dim, (args.n_kv_heads + kv_head) * args.head_dim};
     const int64_t begin = std::max(split * kSplit, first_key(t.position) / kKeyBlock * kKeyBlock);
     const int64_t end = std::min((split + 1) * kSplit, static_cast<int64_t>(t.position) + t.n);
     for (int64_t base = begin; base < end; base += kKeyBlock) {
-      softmax.add_block(
-          part, base, end, source, [&](int64_t r) { return kv.row(*t.seq, r); }, [&](int i) { return seen(t.position + i); });
+      softmax.add_block(part, base, end, source, [&](int64_t r) { return kv.row(*t.seq, r); }, [&](int i) { return seen(t.position + i); });
     }
   }
 

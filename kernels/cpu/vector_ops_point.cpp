@@ -11,12 +11,18 @@ namespace {
 constexpr int64_t kGrain = 16384;  // floats of light work that are worth waking a thread
 
 /// Rows of `width` floats per grain.
-int64_t rows_per_grain(int64_t width) { return std::max<int64_t>(1, kGrain / std::max<int64_t>(1, width)); }
+int64_t rows_per_grain(int64_t width) {
+  return std::max<int64_t>(1, kGrain / std::max<int64_t>(1, width));
+}
 
 }  // namespace
 
 VectorOps::VectorOps(bool fast, ThreadTeam* team, Path path)
-    : fast_(fast), team_(team), path_(path), k_(path == Path::kAvx512 ? vector_avx512() : vector_avx2()), scratch_(static_cast<size_t>(n_threads())) {}
+    : fast_(fast),
+      team_(team),
+      path_(path),
+      k_(path == Path::kAvx512 ? vector_avx512() : vector_avx2()),
+      scratch_(static_cast<size_t>(n_threads())) {}
 
 void VectorOps::embed(const Matrix& table, std::span<const int32_t> ids, float scale, float* y) {
   spread(static_cast<int64_t>(ids.size()), rows_per_grain(table.n_cols), [&](int64_t begin, int64_t end) {
@@ -40,12 +46,13 @@ void VectorOps::linears(std::span<const LinearOut> outs, const float* x, int64_t
   linear_packed(outs, x, x_stride, n_tokens, team_, path_, linear_scratch_);
 }
 
-void VectorOps::gated_linears(const LinearOut& gate, const LinearOut& up, Act act, float limit, const float* x, int64_t x_stride, int n_tokens, float* y) {
+void VectorOps::gated_linears(const LinearOut& gate, const LinearOut& up, Act act, float limit, const float* x, int64_t x_stride,
+                              int n_tokens, float* y) {
   gated_packed(gate, up, {act, limit, y, k_.gated}, x, x_stride, n_tokens, team_, path_, linear_scratch_);
 }
 
-void VectorOps::feed_forward(const LinearOut& gate, const LinearOut& up, Act act, float limit, const LinearOut& down, const float* x, int64_t x_stride,
-                             int n_tokens, float* mid) {
+void VectorOps::feed_forward(const LinearOut& gate, const LinearOut& up, Act act, float limit, const LinearOut& down, const float* x,
+                             int64_t x_stride, int n_tokens, float* mid) {
   feed_forward_packed(gate, up, {act, limit, mid, k_.gated}, down, x, x_stride, n_tokens, team_, path_, linear_scratch_);
 }
 
@@ -158,12 +165,14 @@ void VectorOps::hc_pre(const float* x, const HcArgs& args, int n_tokens, float* 
   });
 }
 
-void VectorOps::hc_post(const float* f, const float* x, const float* post, const float* comb, int n_streams, int width, int n_tokens, float* out) {
+void VectorOps::hc_post(const float* f, const float* x, const float* post, const float* comb, int n_streams, int width, int n_tokens,
+                        float* out) {
   const int64_t n = n_streams;
   spread(n_tokens, rows_per_grain(n * width), [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       for (int64_t k = 0; k < n; ++k) {
-        k_.mix_streams(post[t * n + k], f + t * width, x + t * n * width, comb + t * n * n + k, n_streams, n_streams, width, out + (t * n + k) * width);
+        k_.mix_streams(post[t * n + k], f + t * width, x + t * n * width, comb + t * n * n + k, n_streams, n_streams, width,
+                       out + (t * n + k) * width);
       }
     }
   });

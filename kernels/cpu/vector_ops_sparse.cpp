@@ -1,7 +1,7 @@
 // DeepSeek-V4 attention and its indexer (exact and fast sets; architectures reference 2.6, 2.8, 2.9).
 //
-// Order of a query: the window's rows in blocks at absolute positions (one partial sum), then the compressed rows by rank — ascending index, whether all
-// or a selection — in blocks of 64 ranks and partial sums of 1024 ranks, merged in that order; the sink last.
+// Order of a query: the window's rows in blocks at absolute positions (one partial sum), then the compressed rows by rank — ascending
+// index, whether all or a selection — in blocks of 64 ranks and partial sums of 1024 ranks, merged in that order; the sink last.
 #include <numeric>
 
 #include "kernels/cpu/tile_softmax.h"
@@ -119,9 +119,11 @@ struct Indexer {
       const std::byte* rows[kKeyBlock];
       for (int i = 0; i < n; ++i) rows[i] = keys.row(*t.seq, base + i);
       k.load_keys(rows, keys.layout.dtype, 0, dim, 0, n, kt);
-      k.product(t.n * n_heads, kKeyBlock / 16, dim, q + static_cast<ptrdiff_t>(t.row) * n_heads * dim, dim, kt, kKeyBlock, dots, kKeyBlock, nullptr);
+      k.product(t.n * n_heads, kKeyBlock / 16, dim, q + static_cast<ptrdiff_t>(t.row) * n_heads * dim, dim, kt, kKeyBlock, dots, kKeyBlock,
+                nullptr);
       for (int i = 0; i < t.n; ++i) {
-        k.weigh_heads(dots + static_cast<ptrdiff_t>(i) * n_heads * kKeyBlock, w + static_cast<ptrdiff_t>(t.row + i) * n_heads, n_heads, weighed);
+        k.weigh_heads(dots + static_cast<ptrdiff_t>(i) * n_heads * kKeyBlock, w + static_cast<ptrdiff_t>(t.row + i) * n_heads, n_heads,
+                      weighed);
         std::copy(weighed, weighed + n, scores + i * stride + base - begin);
       }
     }
@@ -172,9 +174,8 @@ void VectorOps::index_topk(const float* q, const float* w, int n_heads, int dim,
   for (const TokenTile& t : tiles_) {  // fewer tiles than threads: the rows are shared out
     const int64_t n = n_scored(t);
     float* scores = step_buffer_.get(static_cast<size_t>(n * t.n));
-    tasks((n + 511) / 512, [&](int64_t i, ThreadScratch& scratch) {
-      indexer.score(t, i * 512, std::min(n, (i + 1) * 512), scratch, scores + i * 512, n);
-    });
+    tasks((n + 511) / 512,
+          [&](int64_t i, ThreadScratch& scratch) { indexer.score(t, i * 512, std::min(n, (i + 1) * 512), scratch, scores + i * 512, n); });
     choose(t, scores, n, scratch_[0]);
   }
 }
