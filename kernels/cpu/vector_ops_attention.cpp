@@ -6,7 +6,9 @@ namespace carrel::cpu {
 namespace {
 
 constexpr int64_t kSplit = 1024;   // positions per partial sum
-constexpr int kTileQueries = 192;  // queries (tokens × heads of one kv head) that share a block of keys; a matter of speed alone
+// Matters of speed alone:
+constexpr int kTileQueries = 192;  // queries (tokens × heads of one kv head) that share a block of keys
+constexpr int kFewQueries = 384;   // of all heads: so few are done before memory answers, and one thread takes the heads of a row in turn
 
 struct Plain {
   const VectorKernels& k;
@@ -26,12 +28,13 @@ struct Plain {
     return (static_cast<ptrdiff_t>(t.row + i) * args.n_heads + static_cast<ptrdiff_t>(kv_head) * group()) * args.head_dim;
   }
 
-  /// The keys of one split.
-  void partial(const TokenTile& t, int kv_head, int64_t split, ThreadScratch& scratch, const Partial& part) const {
+  /// The keys of one split. n_ahead: heads from this one on whose elements are fetched on the way.
+  void partial(const TokenTile& t, int kv_head, int n_ahead, int64_t split, ThreadScratch& scratch, const Partial& part) const {
     part.clear(t.n * group(), padded());
     TileSoftmax softmax(k, scratch, q + at(t, 0, kv_head), int64_t{args.n_heads} * args.head_dim, t.n, group(), args.head_dim, args.scale,
                         codes);
-    const KeySource source{kv.layout.dtype, kv_head * args.head_dim, (args.n_kv_heads + kv_head) * args.head_dim};
+    const KeySource source{kv.layout.dtype, kv_head * args.head_dim, (args.n_kv_heads + kv_head) * args.head_dim,
+                           n_ahead * args.head_dim};
     const int64_t begin = std::max(split * kSplit, first_key(t.position) / kKeyBlock * kKeyBlock);
     const int64_t end = std::min((split + 1) * kSplit, static_cast<int64_t>(t.position) + t.n);
     for (int64_t base = begin; base < end; base += kKeyBlock) {
@@ -58,17 +61,17 @@ struct Plain {
   }
 
   /// One tile, split after split.
-  void tile(const TokenTile& t, int kv_head, ThreadScratch& scratch) const {
+  void tile(const TokenTile& t, int kv_head, int n_ahead, ThreadScratch& scratch) const {
     const int n_rows = t.n * group();
     const Partial part = Partial::at(scratch.partial.get(Partial::floats(n_rows, padded())), n_rows);
     const int64_t first = first_split(t), last = last_split(t);
     if (first == last) {
-      partial(t, kv_head, first, scratch, part);
+      partial(t, kv_head, n_ahead, first, scratch, part);
       return write(t, kv_head, part);
     }
     const Partial total = Partial::at(scratch.total.get(Partial::floats(n_rows, padded())), n_rows);
     for (int64_t split = first; split <= last; ++split) {
-      partial(t, kv_head, split, scratch, part);
+      partial(t, kv_head, n_ahead, split, scratch, part);
       merge(t, split, part, total);
     }
     write(t, kv_head, total);
@@ -90,29 +93,41 @@ void VectorOps::attention(const float* q, const StateRows& kv, const AttentionAr
   const bool codes = fast_ && kv.layout.dtype == DType::kBF16;  // float32 rows ask for more than codes keep
   const Plain plain{k_, q, kv, args, codes, y};
   make_tiles(batch, std::max(1, kTileQueries / plain.group()));
-  const auto n_tasks = static_cast<int64_t>(tiles_.size()) * args.n_kv_heads;
+  const auto n_tiles = static_cast<int64_t>(tiles_.size()), n_tasks = n_tiles * args.n_kv_heads;
   int64_t n_splits = 1;
-  for (const TokenTile& t : tiles_) n_splits = std::max(n_splits, plain.last_split(t) - plain.first_split(t) + 1);
-  if (n_threads() == 1 || n_splits == 1 || n_tasks >= 4 * n_threads()) {
-    return tasks(n_tasks, [&](int64_t i, ThreadScratch& scratch) {  // the last tiles see the most keys: first
-      const TokenTile& t = tiles_[tiles_.size() - 1 - static_cast<size_t>(i / args.n_kv_heads)];
-      plain.tile(t, static_cast<int>(i % args.n_kv_heads), scratch);
+  int most = 1;
+  for (const TokenTile& t : tiles_) {
+    n_splits = std::max(n_splits, plain.last_split(t) - plain.first_split(t) + 1);
+    most = std::max(most, t.n * plain.group());
+  }
+  const bool alone = n_threads() == 1 || n_splits == 1 || n_tasks >= 4 * n_threads();  // no need for splits as tasks
+  // Heads go in parts; the first of a part fetches for all of it.
+  const int64_t units = n_tiles * (alone ? 1 : n_splits);
+  const int64_t n_parts = most * args.n_kv_heads > kFewQueries ? args.n_kv_heads : std::min<int64_t>(args.n_kv_heads, (n_threads() + units - 1) / units);
+  const auto heads = [&](int64_t part, auto fn) {
+    const int begin = static_cast<int>(args.n_kv_heads * part / n_parts), end = static_cast<int>(args.n_kv_heads * (part + 1) / n_parts);
+    for (int h = begin; h < end; ++h) fn(h, h == begin ? end - begin : 0);
+  };
+  if (alone) {
+    return tasks(n_tiles * n_parts, [&](int64_t i, ThreadScratch& scratch) {  // the last tiles see the most keys: first
+      const TokenTile& t = tiles_[static_cast<size_t>(n_tiles - 1 - i / n_parts)];
+      heads(i % n_parts, [&](int kv_head, int n_ahead) { plain.tile(t, kv_head, n_ahead, scratch); });
     });
   }
   // Few tiles over a long context: the splits are the tasks.
-  int most = 1;
-  for (const TokenTile& t : tiles_) most = std::max(most, t.n * plain.group());
   const size_t size = Partial::floats(most, plain.padded());
   float* memory = step_buffer_.get(size * static_cast<size_t>(n_tasks * n_splits));
   const auto slot = [&](int64_t task, int64_t split, const TokenTile& t) {
     return Partial::at(memory + size * static_cast<size_t>(task * n_splits + split), t.n * plain.group());
   };
-  tasks(n_tasks * n_splits, [&](int64_t i, ThreadScratch& scratch) {
-    const int64_t task = i / n_splits, kv_head = task % args.n_kv_heads;
-    const TokenTile& t = tiles_[static_cast<size_t>(task / args.n_kv_heads)];
-    const int64_t split = plain.first_split(t) + i % n_splits;
+  tasks(n_tiles * n_splits * n_parts, [&](int64_t i, ThreadScratch& scratch) {
+    const int64_t tile = i / n_parts / n_splits, at = i / n_parts % n_splits;
+    const TokenTile& t = tiles_[static_cast<size_t>(tile)];
+    const int64_t split = plain.first_split(t) + at;
     if (split > plain.last_split(t)) return;
-    plain.partial(t, static_cast<int>(kv_head), split, scratch, slot(task, i % n_splits, t));
+    heads(i % n_parts, [&](int kv_head, int n_ahead) {
+      plain.partial(t, kv_head, n_ahead, split, scratch, slot(tile * args.n_kv_heads + kv_head, at, t));
+    });
   });
   tasks(n_tasks, [&](int64_t task, ThreadScratch& scratch) {
     const TokenTile& t = tiles_[static_cast<size_t>(task / args.n_kv_heads)];

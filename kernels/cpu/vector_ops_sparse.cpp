@@ -34,7 +34,7 @@ struct Sparse {
     const Partial total = Partial::at(scratch.total.get(Partial::floats(n_rows, padded())), n_rows);
     total.clear(n_rows, padded());
     TileSoftmax softmax(k, scratch, queries, stride(), t.n, n_heads, args.head_dim, args.scale, false);
-    const KeySource source{window.layout.dtype, 0, 0};
+    const KeySource source{window.layout.dtype, 0, 0, args.head_dim};
     const int64_t end = t.position + t.n;
     for (int64_t base = seen(t.position).lo / kKeyBlock * kKeyBlock; base < end; base += kKeyBlock) {
       softmax.add_block(
@@ -67,7 +67,7 @@ struct Sparse {
     const int64_t most = n_ranks(t.n - 1);
     const int n_rows = t.n * n_heads;
     const Partial part = Partial::at(scratch.partial.get(Partial::floats(n_rows, padded())), n_rows);
-    const KeySource source{compressed->layout.dtype, 0, 0};
+    const KeySource source{compressed->layout.dtype, 0, 0, args.head_dim};
     for (int64_t begin = 0; begin < most; begin += kSplit) {
       part.clear(n_rows, padded());
       TileSoftmax softmax(k, scratch, queries, stride(), t.n, n_heads, args.head_dim, args.scale, false);
