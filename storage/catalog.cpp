@@ -169,7 +169,12 @@ int64_t Catalog::Impl::now_ms() const {
 
 Status Catalog::Impl::change(WriteQueue::Work work) {
   if (!writer) return fail(Code::kUnsupported, "the catalog is open for reading only", db_path);
-  return writer->run(std::move(work));
+  const int64_t begin = env->mono_ns();
+  CARREL_TRY(writer->run(std::move(work)));
+  constexpr size_t kMostTimes = 1000;
+  const MutexLock lock(times_mutex);
+  if (write_seconds.size() < kMostTimes) write_seconds.push_back(static_cast<double>(env->mono_ns() - begin) / 1e9);
+  return {};
 }
 
 Status Catalog::Impl::record(Db& db, std::string_view actor, AuditAction action, std::string_view object, const AuditDetail& detail) {
@@ -279,6 +284,8 @@ Result<CatalogFigures> Catalog::figures() {
     CARREL_ASSIGN(const auto file, impl_->env->open(wal, Open::kRead));
     CARREL_ASSIGN(f.wal_bytes, file->size());
   }
+  const MutexLock lock(impl_->times_mutex);
+  f.write_seconds.swap(impl_->write_seconds);
   return f;
 }
 

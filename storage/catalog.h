@@ -116,6 +116,7 @@ struct UsageRow {
 struct CatalogFigures {
   uint64_t wal_bytes = 0;  // size of catalog.db-wal
   int64_t audit_head_seq = 0;
+  std::vector<double> write_seconds;  // how long each change with its audit entry took to be durable, since the last call; at most 1000
 };
 
 class Catalog {

@@ -1,6 +1,6 @@
 // Inside of Catalog, shared by its .cpp files: connections, clock, secrets, the table of keys in memory.
 //
-// Lock order: access_mutex, then readers_mutex; usage_mutex and trouble_mutex are taken alone.
+// Lock order: access_mutex, then readers_mutex; usage_mutex, trouble_mutex and times_mutex are taken alone.
 #pragma once
 #include <functional>
 #include <map>
@@ -45,9 +45,12 @@ struct Catalog::Impl {
   Mutex usage_mutex;
   std::map<UsageKey, UsageCounts> usage CARREL_GUARDED_BY(usage_mutex);
 
-  Mutex trouble_mutex;  // guards what is wrong now, so that each change of it is logged once
+  Mutex trouble_mutex;                                    // guards what is wrong now, so that each change of it is logged once
   Status usage_trouble CARREL_GUARDED_BY(trouble_mutex);  // of the last writing of counters that there were
   Status place_trouble CARREL_GUARDED_BY(trouble_mutex);  // of the last look for the file
+
+  Mutex times_mutex;
+  std::vector<double> write_seconds CARREL_GUARDED_BY(times_mutex);  // of changes since figures() asked; bounded
 
   std::unique_ptr<WriteQueue> writer;  // last: its thread uses the rest; none in kReadOnly
 

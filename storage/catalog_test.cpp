@@ -207,7 +207,10 @@ TEST(Cases, case_appliance_s12) {
   env.jump_wall_ms(48 * kHourMs);
   EXPECT_FALSE(c->authenticate(revoked.key));
   EXPECT_EQ(c->audit(0, 100)->size(), static_cast<size_t>(c->verify_audit().value()));
-  EXPECT_EQ(c->figures()->audit_head_seq, c->verify_audit().value());
+  const CatalogFigures figures = c->figures().value();
+  EXPECT_EQ(figures.audit_head_seq, c->verify_audit().value());
+  EXPECT_GE(figures.write_seconds.size(), 3u) << "two keys made, one revoked";
+  EXPECT_TRUE(c->figures()->write_seconds.empty()) << "each is told once";
 }
 
 // Random changes against a model: a key authenticates exactly while it is neither revoked nor expired, and never after it was revoked.

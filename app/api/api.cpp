@@ -333,6 +333,7 @@ struct Api::Impl {
     if (const auto f = s.catalog->figures(); f) {
       m.set("carrel_db_wal_bytes", {}, static_cast<double>(f->wal_bytes));
       m.set("carrel_audit_head_seq", {}, static_cast<double>(f->audit_head_seq));
+      for (const double seconds : f->write_seconds) m.observe("carrel_audit_write_seconds", seconds);
     } else {
       spdlog::warn("metrics: {}", f.error().text());
     }

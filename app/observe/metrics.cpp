@@ -36,6 +36,7 @@ constexpr MetricInfo kTable[] = {
     {"carrel_inert_cache_alarm", kGauge, "1 when many prompts were known and none could be used."},
     {"carrel_db_wal_bytes", kGauge, "Size of the catalog's write-ahead log."},
     {"carrel_audit_head_seq", kGauge, "Number of the newest audit entry."},
+    {"carrel_audit_write_seconds", kHistogram, "Time until a change of this process and its audit entry were durable."},
     {"carrel_cert_not_after_seconds", kGauge, "Unix time at which the server certificate ends."},
     {"carrel_build_info", kGauge, "Constant 1 with version and numerics id."},
 };

@@ -615,6 +615,7 @@ class Answers(unittest.TestCase):
             before = other.metric("carrel_audit_head_seq")
             self.assertGreater(before, 0)
             self.assertGreater(other.metric("carrel_db_wal_bytes"), 0)
+            self.assertGreater(other.metric("carrel_audit_write_seconds_count"), 0)
             other.cli("tenant", "create", "seen")
             self.assertEqual(other.metric("carrel_audit_head_seq"), before + 1)
         finally:
