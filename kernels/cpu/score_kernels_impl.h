@@ -72,14 +72,13 @@ float encode_row(const float* x, int dim, int bits, int32_t* words) {
   return s.scale;
 }
 
-template <DType kType>
-CARREL_INLINE void encode_keys_of(const std::byte* const* rows, int begin, int dim, int lo, int hi, int bits, int32_t* kt, float* scales) {
+void encode_keys(const std::byte* const* rows, int begin, int dim, int lo, int hi, int bits, int32_t* kt, float* scales) {
   for (int i = lo / 8 * 8; i < hi; i += 8) {
     const std::byte* row[8];
     float inverse[8];
     for (int j = 0; j < 8; ++j) {
       const std::byte* r = row[j] = rows[i + j < lo ? lo : i + j < hi ? i + j : hi - 1];  // lanes beside [lo, hi): any row that is there
-      const CodeStep s = code_step(top_of<kType>(r, begin, dim), bits);
+      const CodeStep s = code_step(top_of<DType::kBF16>(r, begin, dim), bits);
       scales[i + j] = s.scale;
       inverse[j] = s.inverse;
     }
@@ -88,33 +87,24 @@ CARREL_INLINE void encode_keys_of(const std::byte* const* rows, int begin, int d
       __m256 r[8];
 #pragma GCC unroll 8
       for (int j = 0; j < 8; ++j)
-        r[j] =
-            _mm256_castsi256_ps(codes16(load8(row[j], kType, begin + k), load8(row[j], kType, begin + k + 8), _mm256_set1_ps(inverse[j])));
+        r[j] = _mm256_castsi256_ps(
+            codes16(load8(row[j], DType::kBF16, begin + k), load8(row[j], DType::kBF16, begin + k + 8), _mm256_set1_ps(inverse[j])));
       transpose8(r, reinterpret_cast<float*>(kt) + k / 2 * kKeyBlock + i);
     }
     for (; k < dim; ++k) {
-      for (int j = 0; j < 8; ++j) put_code(kt, (k / 2 * kKeyBlock + i + j) * 2 + k % 2, load1(row[j], kType, begin + k), inverse[j]);
+      for (int j = 0; j < 8; ++j) put_code(kt, (k / 2 * kKeyBlock + i + j) * 2 + k % 2, load1(row[j], DType::kBF16, begin + k), inverse[j]);
     }
     for (int j = 0; dim % 2 != 0 && j < 8; ++j) put_code(kt, (dim / 2 * kKeyBlock + i + j) * 2 + 1, 0.0f, 0.0f);
   }
 }
 
-void encode_keys(const std::byte* const* rows, DType dtype, int begin, int dim, int lo, int hi, int bits, int32_t* kt, float* scales) {
-  if (dtype == DType::kF32) {
-    encode_keys_of<DType::kF32>(rows, begin, dim, lo, hi, bits, kt, scales);
-  } else {
-    encode_keys_of<DType::kBF16>(rows, begin, dim, lo, hi, bits, kt, scales);
-  }
-}
-
-template <DType kType>
-CARREL_INLINE void encode_values_of(const std::byte* const* rows, int begin, int dim, int lo, int hi, int32_t* v, float* scales) {
+void encode_values(const std::byte* const* rows, int begin, int dim, int lo, int hi, int32_t* v, float* scales) {
   const int padded = (dim + kLanes - 1) / kLanes * kLanes;
   for (int i = lo / 2 * 2; i < hi; i += 2) {
     const std::byte* row[2] = {rows[i < lo ? lo : i], rows[i + 1 < hi ? i + 1 : hi - 1]};
     float inverse[2];
     for (int j = 0; j < 2; ++j) {
-      const CodeStep s = code_step(top_of<kType>(row[j], begin, dim), kValueBits);
+      const CodeStep s = code_step(top_of<DType::kBF16>(row[j], begin, dim), kValueBits);
       scales[i + j] = s.scale;
       inverse[j] = s.inverse;
     }
@@ -124,22 +114,15 @@ CARREL_INLINE void encode_values_of(const std::byte* const* rows, int begin, int
       __m256i c[2];
 #pragma GCC unroll 2
       for (int j = 0; j < 2; ++j)
-        c[j] = codes16(load8(row[j], kType, begin + k), load8(row[j], kType, begin + k + 8), _mm256_set1_ps(inverse[j]));
+        c[j] = codes16(load8(row[j], DType::kBF16, begin + k), load8(row[j], DType::kBF16, begin + k + 8), _mm256_set1_ps(inverse[j]));
       const __m256i low = _mm256_unpacklo_epi16(c[0], c[1]), high = _mm256_unpackhi_epi16(c[0], c[1]);
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + k), _mm256_permute2x128_si256(low, high, 0x20));
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + k + 8), _mm256_permute2x128_si256(low, high, 0x31));
     }
     for (; k < padded; ++k) {
-      for (int j = 0; j < 2; ++j) put_code(out, 2 * k + j, k < dim ? load1(row[j], kType, begin + k) : 0.0f, k < dim ? inverse[j] : 0.0f);
+      for (int j = 0; j < 2; ++j)
+        put_code(out, 2 * k + j, k < dim ? load1(row[j], DType::kBF16, begin + k) : 0.0f, k < dim ? inverse[j] : 0.0f);
     }
-  }
-}
-
-void encode_values(const std::byte* const* rows, DType dtype, int begin, int dim, int lo, int hi, int32_t* v, float* scales) {
-  if (dtype == DType::kF32) {
-    encode_values_of<DType::kF32>(rows, begin, dim, lo, hi, v, scales);
-  } else {
-    encode_values_of<DType::kBF16>(rows, begin, dim, lo, hi, v, scales);
   }
 }
 

@@ -49,7 +49,8 @@ class TileSoftmax {
   static constexpr int kStrip = 16;  // tokens that share a product of scores
 
  public:
-  /// q: heads [n_heads][dim] of tokens that lie `stride` floats apart. codes: scores and weighted sums on integers, else in float32.
+  /// q: heads [n_heads][dim] of tokens that lie `stride` floats apart. codes: scores and weighted sums on integers, of bfloat16 rows; else
+  /// in float32.
   TileSoftmax(const VectorKernels& kernels, ThreadScratch& scratch, const float* q, int64_t stride, int n_tokens, int n_heads, int dim,
               float scale, bool codes)
       : k_(kernels), n_tokens_(n_tokens), n_heads_(n_heads), dim_(dim), padded_(padded_dim(dim)), n_words_((dim + 1) / 2), scale_(scale) {
@@ -102,8 +103,8 @@ class TileSoftmax {
     const int64_t next = base + kKeyBlock, end = std::min({seen(n_tokens_ - 1).hi, limit, next + kKeyBlock});
     for (int64_t i = next; source.n_ahead > 0 && i < end; ++i) prefetch(row_at(i), source);
     if (key_codes_ != nullptr) {
-      k_.encode_keys(rows, source.dtype, source.key_begin, dim_, lo, hi, bits_, key_codes_, key_scales_);
-      k_.encode_values(rows, source.dtype, source.value_begin, dim_, lo, hi, value_codes_, value_scales_);
+      k_.encode_keys(rows, source.key_begin, dim_, lo, hi, bits_, key_codes_, key_scales_);
+      k_.encode_values(rows, source.value_begin, dim_, lo, hi, value_codes_, value_scales_);
     } else {
       k_.load_keys(rows, source.dtype, source.key_begin, dim_, lo, hi, keys_);
       k_.load_values(rows, source.dtype, source.value_begin, dim_, lo, hi, values_);

@@ -46,15 +46,15 @@ struct VectorKernels {
   /// Codes of a row for product_codes: code pairs 2k, 2k + 1 in word k, (dim + 1) / 2 words; returns their scale, a power of two (0 below
   /// 2^-100, NaN where x is not finite).
   float (*encode_row)(const float* x, int dim, int bits, int32_t* words);
-  /// The same of keys, as load_keys: kt[k][i], scales[i] (k counts words). Lanes beside [lo, hi) are left with anything.
-  void (*encode_keys)(const std::byte* const* rows, DType dtype, int begin, int dim, int lo, int hi, int bits, int32_t* kt, float* scales);
+  /// The same of keys in bfloat16 rows, as load_keys: kt[k][i], scales[i] (k counts words). Lanes beside [lo, hi) are left with anything.
+  void (*encode_keys)(const std::byte* const* rows, int begin, int dim, int lo, int hi, int bits, int32_t* kt, float* scales);
   /// c[i][j] = float(sum of the products of codes) * kt_scales[j] * a_scales[i], for i < m and j < 16 n16; a: [m][n_words], kt:
   /// [n_words][64], c: [m][64].
   void (*product_codes)(int m, int n16, int n_words, const int32_t* a, const float* a_scales, const int32_t* kt, const float* kt_scales,
                         float* c);
-  /// Codes of values for product_weights: of rows 2i, 2i + 1 in word v[i][k], k rounded up to 16 with zeros; scales[i] of each row. Rows
-  /// beside [lo, hi) are left with anything.
-  void (*encode_values)(const std::byte* const* rows, DType dtype, int begin, int dim, int lo, int hi, int32_t* v, float* scales);
+  /// Codes of values in bfloat16 rows for product_weights: of rows 2i, 2i + 1 in word v[i][k], k rounded up to 16 with zeros; scales[i] of
+  /// each row. Rows beside [lo, hi) are left with anything.
+  void (*encode_values)(const std::byte* const* rows, int begin, int dim, int lo, int hi, int32_t* v, float* scales);
   /// Codes of weights s[n][64] * scales[64], of which [lo, hi) are seen: pairs of keys as words[n][32], and their scales.
   void (*encode_weights)(int n, const float* s, const float* scales, int lo, int hi, int32_t* words, float* weight_scales);
   /// c[i][j] = fma(float(sum of the products of codes), a_scales[i], c[i][j] * carry[i]); a: words [begin, end) of [m][32], v: [32][16

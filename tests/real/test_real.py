@@ -70,8 +70,14 @@ class RealModel:
 class SmolLM2(RealModel, unittest.TestCase):
     model = SMOLLM2
 
+    def test_it_knows_france_exactly(self):
+        # In float32 the first word of this answer leads by 0.08, which is within what `fast` may differ by.
+        server = self.serve(CARREL_DEVICES_OPS="exact")
+        r = self.ask(server, "/v1/chat/completions", messages=[{"role": "user", "content": "What is the capital of France?"}], max_tokens=20)
+        self.assertIn("Paris", r["choices"][0]["message"]["content"])
+
     def test_it_answers_a_chat(self):
-        # In float32 the first word leads by 0.66 (asked for France's by 0.08, which is within what `fast` may differ by).
+        # In float32 the first word leads by 0.66.
         server = self.serve()
         r = self.ask(server, "/v1/chat/completions", messages=[{"role": "user", "content": "What is the capital of Germany?"}], max_tokens=20)
         self.assertIn("Berlin", r["choices"][0]["message"]["content"])
