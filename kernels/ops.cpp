@@ -11,7 +11,7 @@ void Ops::linears(std::span<const LinearOut> outs, const float* x, int64_t x_str
   for (const LinearOut& o : outs) {
     linear(o.w, o.bias, x, x_stride, n_tokens, o.y, o.y_stride);
     for (int t = 0; o.sum != nullptr && t < n_tokens; ++t)
-      add(o.y + t * o.y_stride, o.add + t * o.y_stride, o.w.n_rows, o.sum + t * o.y_stride);
+      add(o.y + t * o.y_stride, o.add + t * o.y_stride, 1.0f, o.w.n_rows, o.sum + t * o.y_stride);
   }
 }
 

@@ -73,20 +73,50 @@ struct CompressArgs {  // pooling of groups of `ratio` tokens (2.7)
   int seed_begin = 0;  // first element of this compressor's seed inside a tail row
 };
 
-enum class RouteScore { kSoftmax, kSqrtSoftplus };
-struct RouteArgs {  // experts of a token, ascending by expert id (2.10, 3.7, 7)
+/// What is ranked and weighed: softmax over all experts; √softplus; sigmoid (4.3); the score itself, with a softmax over the chosen ones as
+/// weights (5.3, 6.2).
+enum class RouteScore { kSoftmax, kSqrtSoftplus, kSigmoid, kSoftmaxOfChosen };
+struct RouteArgs {  // experts of a token, ascending by expert id (2.10, 3.7, 4.3, 5.3, 6.2, 7)
   int n_experts = 0;
   int top_k = 0;
   RouteScore score = RouteScore::kSoftmax;
   const float* bias = nullptr;     // [n_experts], selects only
   const int32_t* table = nullptr;  // [vocab][top_k] expert ids by token id (hash layers), or null; the family checks their range
-  bool normalize = true;
+  bool normalize = true;           // weights are divided by their sum + normalize_eps
   float scale = 1;
+  float normalize_eps = 1e-20f;
 };
 
-enum class Act { kSilu, kGeluTanh };
+/// gated() of gate g and up u: act(g) u. kIdentity: g u. kSwigluOai: (u + 1) g sigmoid(1.702 g) (5.3).
+enum class Act { kSilu, kGeluTanh, kSigmoid, kIdentity, kSwigluOai };
 struct Expert {
   Matrix gate, up, down;
+  const float *gate_bias = nullptr, *up_bias = nullptr, *down_bias = nullptr;  // [n_rows] of each, or null
+};
+
+struct ShortConvArgs {  // causal convolution per channel (3.4, 4.3, 6.1)
+  int n_channels = 0;
+  int kernel = 0;                 // taps K; the registers hold the last K - 1 inputs
+  const float* weight = nullptr;  // [K][n_channels]; tap K - 1 belongs to the token itself
+  const float* bias = nullptr;    // [n_channels] or null
+  bool silu = false;              // applied to the sum
+};
+
+struct DeltaArgs {  // gated delta rule (3.4)
+  int n_k_heads = 0, n_v_heads = 0, k_dim = 0, v_dim = 0;
+  const float* a = nullptr;        // [n_v_heads]: -exp(A_log)
+  const float* dt_bias = nullptr;  // [n_v_heads]
+  bool tiled_heads = false;        // value head j uses key head j % n_k_heads instead of j / (n_v_heads / n_k_heads)
+  float l2_eps = 1e-6f;
+  float scale = 1;  // of q, after its normalization
+};
+
+struct SsmArgs {  // Mamba2 (6.1)
+  int n_heads = 0, head_dim = 0, n_groups = 0, state_dim = 0;
+  const float* a = nullptr;        // [n_heads]: -exp(A_log)
+  const float* d = nullptr;        // [n_heads]
+  const float* dt_bias = nullptr;  // [n_heads]
+  float dt_min = 0, dt_max = __builtin_inff();
 };
 
 constexpr int kMaxStreams = 64;
@@ -132,14 +162,19 @@ class Ops {
   /// down of that, with mid in the place of y: it may be left unwritten.
   virtual void feed_forward(const LinearOut& gate, const LinearOut& up, Act act, float limit, const LinearOut& down, const float* x,
                             int64_t x_stride, int n_tokens, float* mid);
-  /// y = x / rms(x) * weight over each of n_rows rows of `dim`; weight may be null. In place allowed.
-  virtual void rms_norm(const float* x, const float* weight, float eps, int64_t n_rows, int dim, float* y) = 0;
+  /// y = x / rms(x) * weight over each of n_rows rows of `dim`; weight may be null. weight: [n_weights][dim], row r takes r % n_weights. In
+  /// place allowed.
+  virtual void rms_norm(const float* x, const float* weight, float eps, int64_t n_rows, int dim, float* y, int n_weights) = 0;
   /// In place on [n_tokens][n_heads * head_dim].
   virtual void rope(float* x, const RopeArgs& args, const RopeTable& table, int n_tokens) = 0;
   /// y = act(gate) * up; limit > 0: gate is cut above at limit, up to [-limit, limit] (2.10).
   virtual void gated(Act act, const float* gate, const float* up, float limit, int64_t n, float* y) = 0;
-  virtual void add(const float* a, const float* b, int64_t n, float* y) = 0;  // in place allowed
-  virtual void softcap(float cap, int64_t n, float* x) = 0;                   // x = cap tanh(x / cap), in place
+  /// y = a + scale b (fma); in place allowed.
+  virtual void add(const float* a, const float* b, float scale, int64_t n, float* y) = 0;
+  virtual void scale(float s, int64_t n, float* x) = 0;  // x = s x, in place
+  /// y[r][i] = sigmoid(g[r]) x[r][i] over n_rows rows of `width`; in place allowed (3.7).
+  virtual void gate_rows(const float* g, const float* x, int64_t n_rows, int width, float* y) = 0;
+  virtual void softcap(float cap, int64_t n, float* x) = 0;  // x = cap tanh(x / cap), in place
 
   // ---- experts
   /// scores: [n_tokens][n_experts] router outputs. expert_ids, weights: [n_tokens][top_k], ids ascending. Ties to the lower id.
@@ -167,6 +202,18 @@ class Ops {
   /// q, y: [n_tokens][n_heads * head_dim]. compressed may be null (window-only layers); selected null = all visible rows.
   virtual void sparse_attention(const float* q, const StateRows& window, const StateRows* compressed, const int32_t* selected, int top_k,
                                 const SparseArgs& args, const Batch& batch, float* y) = 0;
+
+  // ---- recurrent layers: one token after another, so that chunks do not enter
+  /// x, y: [n_tokens][n_channels]. Inputs are rounded to the dtype of the registers before any tap reads them, in the same step too.
+  /// Registers: row j holds the input of position n - (K - 1) + j.
+  virtual void short_conv(const float* x, const ShortConvArgs& args, const Registers& columns, const Batch& batch, float* y) = 0;
+  /// qkv: [n_tokens][q of all key heads | k | v of all value heads], a, b: [n_tokens][n_v_heads] as projected, y: [n_tokens][n_v_heads *
+  /// v_dim]. Registers: float32, row h * k_dim + i holds S[h][i], v_dim elements.
+  virtual void delta_scan(const float* qkv, const float* a, const float* b, const DeltaArgs& args, const Registers& state,
+                          const Batch& batch, float* y) = 0;
+  /// xbc: [n_tokens][x of all heads | B of all groups | C], dt: [n_tokens][n_heads] as projected, y: [n_tokens][n_heads * head_dim].
+  /// Registers: float32, row h * state_dim + s holds S[h][.][s], head_dim elements.
+  virtual void ssm_scan(const float* xbc, const float* dt, const SsmArgs& args, const Registers& state, const Batch& batch, float* y) = 0;
 
   // ---- hyper-connections
   /// x: [n_tokens][n_streams * width] → y: [n_tokens][width], post: [n_tokens][n], comb: [n_tokens][n * n].

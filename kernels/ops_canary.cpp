@@ -102,9 +102,9 @@ class Canary {
   void elements() {
     const std::vector<float> a = noise_.floats(3 * 77, 20.0f), b = noise_.floats(3 * 77), w = noise_.floats(77);
     std::vector<float> y(a.size());
-    ops_.add(a.data(), b.data(), 3 * 77, y.data());
+    ops_.add(a.data(), b.data(), 1.0f, 3 * 77, y.data());
     add(y);
-    ops_.rms_norm(a.data(), w.data(), 1e-6f, 3, 77, y.data());
+    ops_.rms_norm(a.data(), w.data(), 1e-6f, 3, 77, y.data(), 1);
     add(y);
     for (const Act act : {Act::kSilu, Act::kGeluTanh}) {
       ops_.gated(act, a.data(), b.data(), 0.5f, 3 * 77, y.data());

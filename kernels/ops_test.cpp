@@ -64,8 +64,8 @@ TEST(Ops, elements_have_the_bits_of_the_scalar_functions) {
     sets.other->softcap(7.5f, n, other.data());
     expect_bits(got, other);
     for (int i = 1; i < n; ++i) ASSERT_EQ(got[static_cast<size_t>(i)], cpu::tanh_of(x[static_cast<size_t>(i)] / 7.5f) * 7.5f);
-    sets.exact->add(x.data(), up.data(), n, got.data());
-    sets.other->add(x.data(), up.data(), n, other.data());
+    sets.exact->add(x.data(), up.data(), 1.0f, n, got.data());
+    sets.other->add(x.data(), up.data(), 1.0f, n, other.data());
     expect_bits(got, other);
   }
 }
@@ -77,9 +77,9 @@ TEST(Ops, norms_and_rotation) {
     const std::vector<float> x = noise(3, static_cast<size_t>(n_rows * dim), 5.0f), w = noise(4, static_cast<size_t>(dim));
     std::vector<float> got(x.size()), other(x.size()), want(x.size());
     for (const float* weight : {w.data(), static_cast<const float*>(nullptr)}) {
-      sets.exact->rms_norm(x.data(), weight, 1e-6f, n_rows, dim, got.data());
-      sets.other->rms_norm(x.data(), weight, 1e-6f, n_rows, dim, other.data());
-      sets.reference->rms_norm(x.data(), weight, 1e-6f, n_rows, dim, want.data());
+      sets.exact->rms_norm(x.data(), weight, 1e-6f, n_rows, dim, got.data(), 1);
+      sets.other->rms_norm(x.data(), weight, 1e-6f, n_rows, dim, other.data(), 1);
+      sets.reference->rms_norm(x.data(), weight, 1e-6f, n_rows, dim, want.data(), 1);
       expect_bits(got, other);
       expect_near(got, want, 1e-6f);
     }

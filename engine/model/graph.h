@@ -32,10 +32,12 @@ struct Value {
 namespace node {
 struct Embed { Matrix table; float scale = 1; ValueId y; };
 struct Linear { Matrix w; const float* bias = nullptr; ValueId x; int x_begin = 0; ValueId y; int y_begin = 0; };
-struct RmsNorm { ValueId x; const float* weight = nullptr; float eps = 0; int dim = 0; ValueId y; };  // dim: width of one normalised group
+struct RmsNorm { ValueId x; const float* weight = nullptr; float eps = 0; int dim = 0; ValueId y; int n_weights = 1; };  // dim: width of one normalised group
 struct Rope { ValueId x; RopeArgs args; int table = 0; };                                           // in place; table: index into Graph::ropes
 struct Gated { Act act; ValueId gate, up; float limit = 0; ValueId y; };
-struct Add { ValueId a, b, y; };
+struct Add { ValueId a, b, y; float scale = 1; };  // y = a + scale b
+struct Scale { ValueId x; float s = 1; };            // in place
+struct GateRows { ValueId g, x, y; };                // y = sigmoid(g) x, g of width 1
 struct Softcap { ValueId x; float cap = 0; };
 struct Repeat { ValueId x; int times = 1; ValueId y; };  // y = [x x …]: residual streams
 struct GatherOutputs { ValueId x, y; };                  // token rows whose logits are wanted
@@ -46,6 +48,9 @@ struct Attention { ValueId q; StateRows kv; AttentionArgs args; ValueId y; };
 struct Compress { ValueId c, z; CompressArgs args; Ring ring; StateRows rows, tail; };
 struct IndexTopk { ValueId q, w; int n_heads = 0, dim = 0, top_k = 0; StateRows keys; ValueId selected; };
 struct SparseAttention { ValueId q; StateRows window; bool has_compressed = false; StateRows compressed; ValueId selected = kNoValue; int top_k = 0; SparseArgs args; ValueId y; };
+struct ShortConv { ValueId x; ShortConvArgs args; Registers columns; ValueId y; };
+struct DeltaScan { ValueId qkv, a, b; DeltaArgs args; Registers state; ValueId y; };
+struct SsmScan { ValueId xbc, dt; SsmArgs args; Registers state; ValueId y; };
 struct HcPre { HcArgs args; ValueId x, y, post, comb; };
 struct HcPost { int n_streams = 0, width = 0; ValueId f, x, post, comb, y; };
 struct HcHead { HcArgs args; ValueId x, y; };
@@ -53,7 +58,7 @@ struct HcHead { HcArgs args; ValueId x, y; };
 
 using Node = std::variant<node::Embed, node::Linear, node::RmsNorm, node::Rope, node::Gated, node::Add, node::Softcap, node::Repeat, node::GatherOutputs,
                           node::Route, node::Experts, node::StoreRows, node::Attention, node::Compress, node::IndexTopk, node::SparseAttention, node::HcPre,
-                          node::HcPost, node::HcHead>;
+                          node::HcPost, node::HcHead, node::Scale, node::GateRows, node::ShortConv, node::DeltaScan, node::SsmScan>;
 
 struct Graph {
   std::vector<Value> values;

@@ -49,12 +49,15 @@ Matrix GraphBuilder::slice(const std::string& tensor, int64_t total_rows, int64_
   request.row_begin = row_begin;
   request.n_rows = rows;
   request.n_cols = cols;
+  return matrix(request);
+}
+
+Matrix GraphBuilder::matrix(const MatrixRequest& request) {
+  if (!ok()) return {};
   auto m = weights_->matrix(request);
-  if (!m) {
-    status_ = std::unexpected(std::move(m).error());
-    return {};
-  }
-  return *m;
+  if (m) return *m;
+  status_ = std::unexpected(std::move(m).error());
+  return {};
 }
 
 Matrix GraphBuilder::matrix(const std::string& tensor, int64_t rows, int64_t cols, int64_t unpair_rows) {
@@ -69,12 +72,7 @@ Matrix GraphBuilder::matrix(const std::string& tensor, int64_t rows, int64_t col
   request.n_rows = rows;
   request.n_cols = cols;
   request.unpair_rows = unpair_rows;
-  auto m = weights_->matrix(request);
-  if (!m) {
-    status_ = std::unexpected(std::move(m).error());
-    return {};
-  }
-  return *m;
+  return matrix(request);
 }
 
 const float* GraphBuilder::vector(const std::string& tensor, int64_t n, float add) {
@@ -129,10 +127,11 @@ void GraphBuilder::linear_into(const Matrix& w, ValueId x, int x_begin, ValueId 
   emit(node::Linear{w, nullptr, x, x_begin, y, y_begin});
 }
 
-ValueId GraphBuilder::rms_norm(const std::string& name, ValueId x, const float* weight, float eps, int dim) {
-  if (!ok()) return kNoValue;
+ValueId GraphBuilder::rms_norm(const std::string& name, ValueId x, const float* weight, float eps, int dim, int n_weights) {
+  if (dim == 0) dim = width(x);
+  if (!ok() || !check(dim > 0 && width(x) % (dim * n_weights) == 0, "internal: norm groups do not divide the row", name)) return kNoValue;
   const ValueId y = value(name, width(x), rows_of(x));
-  emit(node::RmsNorm{x, weight, eps, dim > 0 ? dim : width(x), y});
+  emit(node::RmsNorm{x, weight, eps, dim, y, n_weights});
   return y;
 }
 
@@ -155,10 +154,55 @@ ValueId GraphBuilder::gated(const std::string& name, Act act, ValueId gate, Valu
   return y;
 }
 
-ValueId GraphBuilder::add(const std::string& name, ValueId a, ValueId b) {
+ValueId GraphBuilder::add(const std::string& name, ValueId a, ValueId b, float scale) {
   if (!ok() || !check(width(a) == width(b), "internal: sum of unequal widths", name)) return kNoValue;
   const ValueId y = value(name, width(a), rows_of(a));
-  emit(node::Add{a, b, y});
+  emit(node::Add{a, b, y, scale});
+  return y;
+}
+
+void GraphBuilder::scale(ValueId x, float s) {
+  if (ok() && s != 1.0f) emit(node::Scale{x, s});
+}
+
+ValueId GraphBuilder::gate_rows(const std::string& name, ValueId g, ValueId x) {
+  if (!ok() || !check(width(g) == 1, "internal: one gate per row", name)) return kNoValue;
+  const ValueId y = value(name, width(x), rows_of(x));
+  emit(node::GateRows{g, x, y});
+  return y;
+}
+
+ValueId GraphBuilder::short_conv(const std::string& name, ValueId x, const ShortConvArgs& args, const Registers& columns) {
+  const RowLayout& l = columns.layout;
+  if (!ok() || !check(width(x) == args.n_channels && l.row_elems == args.n_channels && l.rows_per_page == args.kernel - 1,
+                      "internal: the convolution does not fit its registers", name)) {
+    return kNoValue;
+  }
+  const ValueId y = value(name, width(x));
+  emit(node::ShortConv{x, args, columns, y});
+  return y;
+}
+
+ValueId GraphBuilder::delta_scan(const std::string& name, ValueId qkv, ValueId a, ValueId b, const DeltaArgs& args,
+                                 const Registers& state) {
+  const RowLayout& l = state.layout;
+  const bool fits = args.n_k_heads > 0 && args.n_v_heads % args.n_k_heads == 0 && width(a) == args.n_v_heads &&
+                    width(b) == args.n_v_heads && width(qkv) == 2 * args.n_k_heads * args.k_dim + args.n_v_heads * args.v_dim &&
+                    l.dtype == DType::kF32 && l.row_elems == args.v_dim && l.rows_per_page == args.n_v_heads * args.k_dim;
+  if (!ok() || !check(fits, "the delta rule's heads do not fit", name)) return kNoValue;
+  const ValueId y = value(name, args.n_v_heads * args.v_dim);
+  emit(node::DeltaScan{qkv, a, b, args, state, y});
+  return y;
+}
+
+ValueId GraphBuilder::ssm_scan(const std::string& name, ValueId xbc, ValueId dt, const SsmArgs& args, const Registers& state) {
+  const RowLayout& l = state.layout;
+  const bool fits = args.n_groups > 0 && args.n_heads % args.n_groups == 0 && width(dt) == args.n_heads &&
+                    width(xbc) == args.n_heads * args.head_dim + 2 * args.n_groups * args.state_dim && l.dtype == DType::kF32 &&
+                    l.row_elems == args.head_dim && l.rows_per_page == args.n_heads * args.state_dim;
+  if (!ok() || !check(fits, "the mixer's heads, groups and widths do not fit", name)) return kNoValue;
+  const ValueId y = value(name, args.n_heads * args.head_dim);
+  emit(node::SsmScan{xbc, dt, args, state, y});
   return y;
 }
 
@@ -270,7 +314,17 @@ int GraphBuilder::add_group(StateSpec spec) {
 }
 
 void GraphBuilder::set_state_layout() {
-  graph_.state.block_size = block_size_of(graph_.state.groups);
+  ModelState& state = graph_.state;
+  state.block_size = block_size_of(state.groups);
+  for (const StateSpec& g : state.groups) {
+    register_offset_bytes_.push_back(state.slot_bytes);
+    if (g.kind == StateKind::kRecurrent) state.slot_bytes += page_bytes(g, state.block_size);
+  }
+}
+
+Registers GraphBuilder::registers(int group, int layer) const {
+  const StateRows r = rows(group, layer);
+  return {group, layer, r.layout, register_offset_bytes_[static_cast<size_t>(group)]};
 }
 
 StateRows GraphBuilder::rows(int group, int layer) const {

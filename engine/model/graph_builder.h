@@ -20,6 +20,8 @@ class GraphBuilder {
   /// Whole tensor as [rows][cols]: its shape must say the same (leading dimensions multiply to rows).
   Matrix matrix(const std::string& tensor, int64_t rows, int64_t cols, int64_t unpair_rows = 0);
   /// Rows [row_begin, row_begin + rows) of a tensor that has total_rows rows of cols.
+  /// Any other part of a tensor, as weights.h says; the caller has checked the tensor's shape.
+  Matrix matrix(const MatrixRequest& request);
   Matrix slice(const std::string& tensor, int64_t total_rows, int64_t row_begin, int64_t rows, int64_t cols);
   const float* vector(const std::string& tensor, int64_t n, float add = 0);
   /// The same, null when the tensor is absent.
@@ -36,11 +38,18 @@ class GraphBuilder {
   /// y[y_begin …] = w x[x_begin …] into an existing value.
   void linear_into(const Matrix& w, ValueId x, int x_begin, ValueId y, int y_begin);
   /// dim: width of one normalised group, 0 = the whole row.
-  ValueId rms_norm(const std::string& name, ValueId x, const float* weight, float eps, int dim = 0);
+  /// n_weights: groups of a row have their own weights each, [n_weights][dim].
+  ValueId rms_norm(const std::string& name, ValueId x, const float* weight, float eps, int dim = 0, int n_weights = 1);
   void rms_norm_in_place(ValueId x, const float* weight, float eps, int dim);
   void rope(ValueId x, const RopeArgs& args, int table);
   ValueId gated(const std::string& name, Act act, ValueId gate, ValueId up, float limit);
-  ValueId add(const std::string& name, ValueId a, ValueId b);
+  /// a + scale b
+  ValueId add(const std::string& name, ValueId a, ValueId b, float scale = 1);
+  void scale(ValueId x, float s);
+  ValueId gate_rows(const std::string& name, ValueId g, ValueId x);
+  ValueId short_conv(const std::string& name, ValueId x, const ShortConvArgs& args, const Registers& columns);
+  ValueId delta_scan(const std::string& name, ValueId qkv, ValueId a, ValueId b, const DeltaArgs& args, const Registers& state);
+  ValueId ssm_scan(const std::string& name, ValueId xbc, ValueId dt, const SsmArgs& args, const Registers& state);
   void softcap(ValueId x, float cap);
   ValueId repeat(const std::string& name, ValueId x, int times);
   ValueId gather_outputs(const std::string& name, ValueId x);
@@ -75,6 +84,8 @@ class GraphBuilder {
   /// Fixes the block size; no group may follow.
   void set_state_layout();
   StateRows rows(int group, int layer) const;
+  /// Of a recurrent group, whose registers have a place in the slot.
+  Registers registers(int group, int layer) const;
   /// Takes n_rows rows of the slot of a sequence.
   Ring add_ring(int n_rows, int row_elems);
   const RopeSpec& rope_spec(int table) const { return graph_.ropes[static_cast<size_t>(table)]; }
@@ -93,6 +104,7 @@ class GraphBuilder {
   void emit(Node node) { graph_.nodes.push_back(std::move(node)); }
 
   Weights* weights_;
+  std::vector<size_t> register_offset_bytes_;  // [group] in the slot
   Graph graph_;
   Status status_;
 };

@@ -49,7 +49,7 @@ class Grouping {
   bool adds(size_t i) const {
     const auto& n = *as<node::Linear>(i);
     const auto* add = as<node::Add>(i + 1);
-    return add != nullptr && add->a != add->b && (add->a == n.y || add->b == n.y) && whole_and_read_once(n);
+    return add != nullptr && add->scale == 1.0f && add->a != add->b && (add->a == n.y || add->b == n.y) && whole_and_read_once(n);
   }
   bool gated(size_t i) const {
     const auto *a = as<node::Linear>(i), *b = as<node::Linear>(i + 1);

@@ -59,10 +59,15 @@ struct GraphRunner::Impl {
   void operator()(const node::Linear& n) {
     ops->linear(n.w, n.bias, f(n.x) + n.x_begin, width(n.x), rows(n.x), f(n.y) + n.y_begin, width(n.y));
   }
-  void operator()(const node::RmsNorm& n) { ops->rms_norm(f(n.x), n.weight, n.eps, elements(n.x) / n.dim, n.dim, f(n.y)); }
+  void operator()(const node::RmsNorm& n) { ops->rms_norm(f(n.x), n.weight, n.eps, elements(n.x) / n.dim, n.dim, f(n.y), n.n_weights); }
   void operator()(const node::Rope& n) { ops->rope(f(n.x), n.args, ropes[static_cast<size_t>(n.table)], rows(n.x)); }
   void operator()(const node::Gated& n) { ops->gated(n.act, f(n.gate), f(n.up), n.limit, elements(n.y), f(n.y)); }
-  void operator()(const node::Add& n) { ops->add(f(n.a), f(n.b), elements(n.y), f(n.y)); }
+  void operator()(const node::Add& n) { ops->add(f(n.a), f(n.b), n.scale, elements(n.y), f(n.y)); }
+  void operator()(const node::Scale& n) { ops->scale(n.s, elements(n.x), f(n.x)); }
+  void operator()(const node::GateRows& n) { ops->gate_rows(f(n.g), f(n.x), rows(n.x), width(n.x), f(n.y)); }
+  void operator()(const node::ShortConv& n) { ops->short_conv(f(n.x), n.args, n.columns, *batch, f(n.y)); }
+  void operator()(const node::DeltaScan& n) { ops->delta_scan(f(n.qkv), f(n.a), f(n.b), n.args, n.state, *batch, f(n.y)); }
+  void operator()(const node::SsmScan& n) { ops->ssm_scan(f(n.xbc), f(n.dt), n.args, n.state, *batch, f(n.y)); }
   void operator()(const node::Softcap& n) { ops->softcap(n.cap, elements(n.x), f(n.x)); }
   void operator()(const node::Repeat& n) {
     const size_t w = static_cast<size_t>(width(n.x));

@@ -71,6 +71,27 @@ struct ValueVisitor {
     if (n.selected != kNoValue) read(n.selected);
     write(n.y);
   }
+  void operator()(const node::Scale& n) { in_place(n.x); }
+  void operator()(const node::GateRows& n) {
+    read(n.g);
+    read(n.x);
+    write(n.y);
+  }
+  void operator()(const node::ShortConv& n) {
+    read(n.x);
+    write(n.y);
+  }
+  void operator()(const node::DeltaScan& n) {
+    read(n.qkv);
+    read(n.a);
+    read(n.b);
+    write(n.y);
+  }
+  void operator()(const node::SsmScan& n) {
+    read(n.xbc);
+    read(n.dt);
+    write(n.y);
+  }
   void operator()(const node::HcPre& n) {
     read(n.x);
     write(n.y);

@@ -20,7 +20,8 @@ PlainSequence::Page PlainSequence::poisoned(size_t n_bytes) {
   return page;
 }
 
-PlainSequence::PlainSequence(const ModelState* model) : model_(model), pages_(model->groups.size()), page_pointers_(model->groups.size()) {
+PlainSequence::PlainSequence(const ModelState* model, bool capture)
+    : model_(model), capture_(capture), pages_(model->groups.size()), page_pointers_(model->groups.size()) {
   slot_ = poisoned(model->slot_bytes);
 }
 
@@ -28,7 +29,8 @@ void PlainSequence::reserve(int n_tokens) {
   const auto n_blocks = static_cast<size_t>((n_tokens + model_->block_size - 1) / model_->block_size);
   for (size_t g = 0; g < pages_.size(); ++g) {
     while (pages_[g].size() < n_blocks) {
-      pages_[g].push_back(poisoned(page_bytes(model_->groups[g], model_->block_size)));
+      const bool kept = capture_ || model_->groups[g].kind != StateKind::kRecurrent;
+      pages_[g].push_back(kept ? poisoned(page_bytes(model_->groups[g], model_->block_size)) : Page());
       page_pointers_[g].push_back(pages_[g].back().get());
     }
   }
@@ -63,6 +65,13 @@ std::vector<float> PlainSequence::row(int group, int layer, int64_t r) const {
   StateRows rows{group, layer, layout_of(model_->groups[static_cast<size_t>(group)], model_->block_size)};
   std::vector<float> out(static_cast<size_t>(rows.layout.row_elems));
   to_f32(rows.layout.dtype, {rows.row(step_, r), rows.layout.row_stride_bytes}, out);
+  return out;
+}
+
+std::vector<float> PlainSequence::register_row(const Registers& registers, int64_t r) const {
+  std::vector<float> out(static_cast<size_t>(registers.layout.row_elems));
+  const std::byte* row = registers.live(step_) + static_cast<size_t>(r) * registers.layout.row_stride_bytes;
+  to_f32(registers.layout.dtype, {row, registers.layout.row_stride_bytes}, out);
   return out;
 }
 

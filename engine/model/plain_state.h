@@ -15,7 +15,8 @@ namespace carrel {
 
 class PlainSequence {
  public:
-  explicit PlainSequence(const ModelState* model);
+  /// capture: keeps the registers of recurrent groups at the end of every block, too.
+  explicit PlainSequence(const ModelState* model, bool capture = false);
 
   /// Makes the pages of the first n_tokens tokens now: a measured step then works on memory that is there, as a serving engine's does.
   void reserve(int n_tokens);
@@ -29,6 +30,8 @@ class PlainSequence {
   /// Row r of a layer of a group, widened. The page must be there.
   std::vector<float> row(int group, int layer, int64_t r) const;
   std::span<const float> ring_row(const Ring& ring, int position) const;
+  /// Row `r` of a layer's registers as they are now, widened.
+  std::vector<float> register_row(const Registers& registers, int64_t r) const;
 
  private:
   struct Free {
@@ -38,6 +41,7 @@ class PlainSequence {
   static Page poisoned(size_t n_bytes);
 
   const ModelState* model_;
+  const bool capture_;
   std::vector<std::vector<Page>> pages_;                // [group][block]
   std::vector<std::vector<std::byte*>> page_pointers_;  // the same, as kernels want it
   std::vector<std::byte* const*> group_pointers_;

@@ -26,6 +26,8 @@ std::string_view to_string(StateKind kind) {
       return "window";
     case StateKind::kIndexer:
       return "indexer";
+    case StateKind::kRecurrent:
+      return "recurrent";
   }
   return "unknown";
 }

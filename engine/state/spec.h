@@ -1,4 +1,5 @@
-// What state a model keeps, declared by its family and read by everybody: the state manager (pages, checks), the graph (layouts), the planner.
+// What state a model keeps, declared by its family and read by everybody: the state manager (pages, checks), the graph (layouts), the
+// planner.
 //
 // Words: group = layers that share kind, geometry and device. Log kinds grow (compressed_kv, indexer) and are needed for all of [0, p);
 // register kinds (tail, window, recurrent) are a value at one position and needed exactly at p. Window rows lie in pages like log rows.
@@ -12,17 +13,18 @@
 
 namespace carrel {
 
-enum class StateKind : uint8_t { kCompressedKv, kTail, kWindow, kIndexer };  // one vocabulary for code, log, metrics, API
-std::string_view to_string(StateKind kind);                                  // "compressed_kv", "tail", "window", "indexer"
-inline constexpr StateKind kStateKinds[] = {StateKind::kCompressedKv, StateKind::kTail, StateKind::kWindow, StateKind::kIndexer};
+enum class StateKind : uint8_t { kCompressedKv, kTail, kWindow, kIndexer, kRecurrent };  // one vocabulary for code, log, metrics, API
+std::string_view to_string(StateKind kind);  // "compressed_kv", "tail", "window", "indexer", "recurrent"
+inline constexpr StateKind kStateKinds[] = {StateKind::kCompressedKv, StateKind::kTail, StateKind::kWindow, StateKind::kIndexer,
+                                            StateKind::kRecurrent};
 
 struct StateSpec {
-  std::string name;  // "kv", "window", "csa", "csa.index", "hca", "csa.tail"
+  std::string name;  // "kv", "window", "csa", "csa.index", "hca", "csa.tail", "conv", "delta", "ssm"
   StateKind kind = StateKind::kCompressedKv;
   int n_layers = 0;
-  int ratio = 1;      // tokens per row; window: 1; tail: 0
+  int ratio = 1;      // tokens per row; window: 1; tail, recurrent: 0
   int row_elems = 0;  // elements of one row of one layer
-  int n_rows = 0;     // tail: rows kept at a block's end; else 0 (block_size / ratio)
+  int n_rows = 0;     // tail, recurrent: rows of one layer at one position; else 0 (block_size / ratio)
   int window = 0;     // window: W, the query's own position included
   DType dtype = DType::kF32;
 };
@@ -30,8 +32,8 @@ struct StateSpec {
 /// All state of one model. Group g of the kernels is groups[g].
 struct ModelState {
   std::vector<StateSpec> groups;
-  int block_size = 0;      // B: least common multiple of the ratios, raised to a multiple of 64
-  size_t slot_bytes = 0;   // rings of one live sequence (open tails)
+  int block_size = 0;     // B: least common multiple of the ratios, raised to a multiple of 64
+  size_t slot_bytes = 0;  // rings of one live sequence (open tails) and its registers
 };
 
 /// B for these groups (design: state, "block").

@@ -28,12 +28,13 @@ void ReferenceOps::linear(const Matrix& w, const float* bias, const float* x, in
   }
 }
 
-void ReferenceOps::rms_norm(const float* x, const float* weight, float eps, int64_t n_rows, int dim, float* y) {
+void ReferenceOps::rms_norm(const float* x, const float* weight, float eps, int64_t n_rows, int dim, float* y, int n_weights) {
   for (int64_t r = 0; r < n_rows; ++r, x += dim, y += dim) {
+    const float* w = weight ? weight + r % n_weights * dim : nullptr;
     double sum = 0;
     for (int k = 0; k < dim; ++k) sum += static_cast<double>(x[k]) * x[k];
     const double inv = 1.0 / std::sqrt(sum / dim + eps);
-    for (int k = 0; k < dim; ++k) y[k] = static_cast<float>(x[k] * inv * (weight ? weight[k] : 1.0f));
+    for (int k = 0; k < dim; ++k) y[k] = static_cast<float>(x[k] * inv * (w ? w[k] : 1.0f));
   }
 }
 
@@ -56,6 +57,23 @@ void ReferenceOps::rope(float* x, const RopeArgs& args, const RopeTable& table, 
   }
 }
 
+namespace {
+
+float activated(Act act, float g) {
+  switch (act) {
+    case Act::kSilu:
+      return silu_of(g);
+    case Act::kGeluTanh:
+      return gelu_tanh_of(g);
+    case Act::kSigmoid:
+      return sigmoid_of(g);
+    default:
+      return g;
+  }
+}
+
+}  // namespace
+
 void ReferenceOps::gated(Act act, const float* gate, const float* up, float limit, int64_t n, float* y) {
   for (int64_t i = 0; i < n; ++i) {
     float g = gate[i], u = up[i];
@@ -63,12 +81,22 @@ void ReferenceOps::gated(Act act, const float* gate, const float* up, float limi
       g = g > limit ? limit : g;
       u = u > limit ? limit : u < -limit ? -limit : u;
     }
-    y[i] = (act == Act::kSilu ? silu_of(g) : gelu_tanh_of(g)) * u;
+    y[i] = act == Act::kSwigluOai ? (u + 1) * g * sigmoid_of(1.702f * g) : activated(act, g) * u;
   }
 }
 
-void ReferenceOps::add(const float* a, const float* b, int64_t n, float* y) {
-  for (int64_t i = 0; i < n; ++i) y[i] = a[i] + b[i];
+void ReferenceOps::add(const float* a, const float* b, float scale, int64_t n, float* y) {
+  for (int64_t i = 0; i < n; ++i) y[i] = static_cast<float>(a[i] + static_cast<double>(scale) * b[i]);
+}
+
+void ReferenceOps::scale(float s, int64_t n, float* x) {
+  for (int64_t i = 0; i < n; ++i) x[i] *= s;
+}
+
+void ReferenceOps::gate_rows(const float* g, const float* x, int64_t n_rows, int width, float* y) {
+  for (int64_t r = 0; r < n_rows; ++r) {
+    for (int k = 0; k < width; ++k) y[r * width + k] = sigmoid_of(g[r]) * x[r * width + k];
+  }
 }
 
 void ReferenceOps::softcap(float cap, int64_t n, float* x) {
@@ -107,7 +135,11 @@ void ReferenceOps::route(const RouteArgs& args, const float* scores, std::span<c
       for (size_t e = 0; e < n; ++e) sum += s[e] = exp_of(scores[e] - top);
       for (size_t e = 0; e < n; ++e) s[e] = static_cast<float>(s[e] / sum);
     } else {
-      for (size_t e = 0; e < n; ++e) s[e] = std::sqrt(softplus_of(scores[e]));
+      for (size_t e = 0; e < n; ++e) {
+        s[e] = args.score == RouteScore::kSigmoid        ? sigmoid_of(scores[e])
+               : args.score == RouteScore::kSqrtSoftplus ? std::sqrt(softplus_of(scores[e]))
+                                                         : scores[e];
+      }
     }
     for (size_t e = 0; e < n; ++e) biased[e] = s[e] + (args.bias ? args.bias[e] : 0.0f);
     std::vector<int32_t> ids = best_of(biased, args.top_k);
@@ -116,10 +148,15 @@ void ReferenceOps::route(const RouteArgs& args, const float* scores, std::span<c
       ids.assign(fixed, fixed + args.top_k);
       std::sort(ids.begin(), ids.end());
     }
+    if (args.score == RouteScore::kSoftmaxOfChosen) {
+      float top = -__builtin_inff();
+      for (const int32_t e : ids) top = std::max(top, scores[e]);
+      for (const int32_t e : ids) s[static_cast<size_t>(e)] = exp_of(scores[e] - top);
+    }
     double sum = 0;
     for (const int32_t e : ids) sum += s[static_cast<size_t>(e)];
     for (const int32_t e : ids) {
-      const double w = s[static_cast<size_t>(e)] / (args.normalize ? sum + 1e-20 : 1.0);
+      const double w = s[static_cast<size_t>(e)] / (args.normalize ? sum + args.normalize_eps : 1.0);
       *expert_ids++ = e;
       *weights++ = static_cast<float>(w * args.scale);
     }
@@ -135,10 +172,10 @@ void ReferenceOps::experts(std::span<const Expert> experts, Act act, float limit
     std::vector<double> sum(static_cast<size_t>(out), 0.0);
     for (int i = 0; i < top_k; ++i) {
       const Expert& e = experts[static_cast<size_t>(expert_ids[t * top_k + i])];
-      linear(e.gate, nullptr, x + t * width, width, 1, gate.data(), inner);
-      linear(e.up, nullptr, x + t * width, width, 1, up.data(), inner);
+      linear(e.gate, e.gate_bias, x + t * width, width, 1, gate.data(), inner);
+      linear(e.up, e.up_bias, x + t * width, width, 1, up.data(), inner);
       gated(act, gate.data(), up.data(), limit, inner, gate.data());
-      linear(e.down, nullptr, gate.data(), inner, 1, result.data(), out);
+      linear(e.down, e.down_bias, gate.data(), inner, 1, result.data(), out);
       for (size_t k = 0; k < sum.size(); ++k) sum[k] += static_cast<double>(weights[t * top_k + i]) * result[k];
     }
     for (size_t k = 0; k < sum.size(); ++k) y[static_cast<size_t>(t) * sum.size() + k] = static_cast<float>(sum[k]);

@@ -195,7 +195,7 @@ struct Compressor {
 
   /// Norm, rotation at the group's first position, store.
   void finish(int e, std::vector<float>& row) const {
-    ReferenceOps().rms_norm(row.data(), args.norm, args.eps, 1, args.dim, row.data());
+    ReferenceOps().rms_norm(row.data(), args.norm, args.eps, 1, args.dim, row.data(), 1);
     for (int i = 0; i < args.rope_dims / 2; ++i) {
       const SinCos turn = sincos_of(static_cast<double>(e) * args.ratio * (*args.inv_freq)[static_cast<size_t>(i)]);
       float& a = row[static_cast<size_t>(args.rope_begin + 2 * i)];

@@ -70,10 +70,12 @@ class VectorOps final : public Ops {
                      float* y) override;
   void feed_forward(const LinearOut& gate, const LinearOut& up, Act act, float limit, const LinearOut& down, const float* x,
                     int64_t x_stride, int n_tokens, float* mid) override;
-  void rms_norm(const float* x, const float* weight, float eps, int64_t n_rows, int dim, float* y) override;
+  void rms_norm(const float* x, const float* weight, float eps, int64_t n_rows, int dim, float* y, int n_weights) override;
   void rope(float* x, const RopeArgs& args, const RopeTable& table, int n_tokens) override;
   void gated(Act act, const float* gate, const float* up, float limit, int64_t n, float* y) override;
-  void add(const float* a, const float* b, int64_t n, float* y) override;
+  void add(const float* a, const float* b, float scale, int64_t n, float* y) override;
+  void scale(float s, int64_t n, float* x) override;
+  void gate_rows(const float* g, const float* x, int64_t n_rows, int width, float* y) override;
   void softcap(float cap, int64_t n, float* x) override;
   void route(const RouteArgs& args, const float* scores, std::span<const int32_t> token_ids, int32_t* expert_ids, float* weights) override;
   void experts(std::span<const Expert> experts, Act act, float limit, const float* x, const int32_t* expert_ids, const float* weights,
@@ -86,6 +88,10 @@ class VectorOps final : public Ops {
                   int32_t* selected) override;
   void sparse_attention(const float* q, const StateRows& window, const StateRows* compressed, const int32_t* selected, int top_k,
                         const SparseArgs& args, const Batch& batch, float* y) override;
+  void short_conv(const float* x, const ShortConvArgs& args, const Registers& columns, const Batch& batch, float* y) override;
+  void delta_scan(const float* qkv, const float* a, const float* b, const DeltaArgs& args, const Registers& state, const Batch& batch,
+                  float* y) override;
+  void ssm_scan(const float* xbc, const float* dt, const SsmArgs& args, const Registers& state, const Batch& batch, float* y) override;
   void hc_pre(const float* x, const HcArgs& args, int n_tokens, float* y, float* post, float* comb) override;
   void hc_post(const float* f, const float* x, const float* post, const float* comb, int n_streams, int width, int n_tokens,
                float* out) override;

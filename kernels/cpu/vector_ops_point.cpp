@@ -56,9 +56,9 @@ void VectorOps::feed_forward(const LinearOut& gate, const LinearOut& up, Act act
   feed_forward_packed(gate, up, {act, limit, mid, k_.gated}, down, x, x_stride, n_tokens, team_, path_, linear_scratch_);
 }
 
-void VectorOps::rms_norm(const float* x, const float* weight, float eps, int64_t n_rows, int dim, float* y) {
+void VectorOps::rms_norm(const float* x, const float* weight, float eps, int64_t n_rows, int dim, float* y, int n_weights) {
   spread(n_rows, rows_per_grain(dim), [&](int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; ++r) k_.rms_norm(x + r * dim, weight, eps, dim, y + r * dim);
+    for (int64_t r = begin; r < end; ++r) k_.rms_norm(x + r * dim, weight ? weight + r % n_weights * dim : nullptr, eps, dim, y + r * dim);
   });
 }
 
@@ -78,8 +78,21 @@ void VectorOps::gated(Act act, const float* gate, const float* up, float limit, 
   spread(n, kGrain / 2, [&](int64_t begin, int64_t end) { k_.gated(act, gate + begin, up + begin, limit, end - begin, y + begin); });
 }
 
-void VectorOps::add(const float* a, const float* b, int64_t n, float* y) {
-  spread(n, 2 * kGrain, [&](int64_t begin, int64_t end) { k_.add(a + begin, b + begin, end - begin, y + begin); });
+void VectorOps::add(const float* a, const float* b, float scale, int64_t n, float* y) {
+  spread(n, 2 * kGrain, [&](int64_t begin, int64_t end) {
+    if (scale == 1.0f) return k_.add(a + begin, b + begin, end - begin, y + begin);
+    for (int64_t i = begin; i < end; ++i) y[i] = __builtin_fmaf(scale, b[i], a[i]);
+  });
+}
+
+void VectorOps::scale(float s, int64_t n, float* x) {
+  spread(n, 2 * kGrain, [&](int64_t begin, int64_t end) { k_.scale(s, x + begin, end - begin, x + begin); });
+}
+
+void VectorOps::gate_rows(const float* g, const float* x, int64_t n_rows, int width, float* y) {
+  spread(n_rows, rows_per_grain(width), [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) k_.scale(sigmoid_of(g[r]), x + r * width, width, y + r * width);
+  });
 }
 
 void VectorOps::softcap(float cap, int64_t n, float* x) {
