@@ -247,6 +247,7 @@ struct Engine::Impl {
                                      .max_new_tokens = r.max_new_tokens - static_cast<int64_t>(job->answer().size()),
                                      .reuse = r.reuse,
                                      .store = r.store,
+                                     .boundaries = r.boundaries,
                                      .keys = &job->block_keys});
       if (!admission) {
         if (admission.error().code == Code::kExhausted && !running.empty()) return;
@@ -336,6 +337,7 @@ struct Engine::Impl {
     for (size_t i = 0; i < seqs.size(); i++) {
       seqs[i].pages = in_step[i]->sequence->pages();
       seqs[i].slot = in_step[i]->sequence->slot();
+      seqs[i].restored = in_step[i]->sequence->restored();
     }
     Batch batch;
     batch.n_tokens = static_cast<int32_t>(ids.size());

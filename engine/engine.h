@@ -36,6 +36,7 @@ struct Request {
   bool ignore_end = false;       // go on at the model's end tokens
   bool skip_special = true;      // control tokens give no text
   bool reuse = true, store = true;
+  std::vector<int64_t> boundaries;  // positions in the prompt where a message ends, ascending (AdmitRequest)
   Priority priority = Priority::kOnline;
   int64_t queue_timeout_ms = 0;  // 0: none
   int64_t timeout_ms = 0;        // from submit; 0: none

@@ -59,7 +59,9 @@ std::string StateManager::Impl::breach() const {
   for (const Sequence::Impl* seq : live) {
     if (std::string text = check_sequence(*this, *seq, owners, leases); !text.empty()) return text;
     if (seq->slot && !owners.add(seq->slot.data())) return "I3: a slot has two owners";
-    for (int64_t b = seq->announced_from; b < seq->announced_to; b++) announcements[seq->keys[static_cast<size_t>(b)]]++;
+    for (const Cell& c : seq->newest.cells)
+      if (c.page && !owners.add(c.page.data())) return "I3: registers of a sequence have two owners";
+    for (const int64_t b : seq->announced) announcements[seq->keys[static_cast<size_t>(b)]]++;
   }
   if (announcements != announced) return "I2: requests wait for blocks that nobody computes, or the reverse";
 

@@ -36,14 +36,21 @@ struct Sequence::Impl {
   BlockKeys keys;  // of the prompt's full blocks, longer as blocks fill
   int64_t n_past = 0;
   Match match;
-  std::vector<int64_t> likely_points;            // in blocks: where later requests probably resume
-  int64_t announced_from = 0, announced_to = 0;  // blocks [from, to) that others may wait for
-  std::vector<std::vector<Cell>> cells;          // [group][block]
-  std::vector<std::vector<std::byte*>> table;    // [group][block]
-  std::vector<std::byte* const*> table_rows;     // [group]
-  std::vector<int64_t> first_held;               // [group]: blocks before it were left behind
-  std::vector<int64_t> n_held;                   // [group]: pages, private or leased
+  std::vector<int64_t> likely_points;    // in blocks: where later requests probably resume
+  std::vector<int64_t> message_points;   // in blocks: the last boundary before each end of a message; the first one ends the system prompt
+  std::vector<int64_t> announced;        // blocks that others may wait for, descending
+  std::vector<std::vector<Cell>> cells;  // [group][block]; of recurrent groups: only where registers are being kept
+  std::vector<std::vector<std::byte*>> table;  // [group][block]
+  std::vector<std::byte* const*> table_rows;   // [group]
+  std::vector<int64_t> first_held;             // [group]: blocks before it were left behind
+  std::vector<int64_t> n_held;                 // [group]: pages, private or leased
   PageHandle slot;
+  bool restored = false;  // the registers at n_past are those of the leased page, not in the slot yet
+  /// Registers at the newest boundary that is no state point yet: it becomes one if the sequence ends here.
+  struct Newest {
+    int64_t block = -1;
+    std::vector<Cell> cells;  // [recurrent group]
+  } newest;
 
   ~Impl();
   void size_table(int64_t n_blocks);
@@ -57,6 +64,8 @@ struct StateManager::Impl {
   const int block_size;
   const Digest context;  // of block keys
   const std::vector<RowLayout> layouts;
+  const std::vector<size_t> recurrent;  // groups of this kind
+  const int64_t ladder_blocks;          // distance of rungs; 0: the model has no recurrent group
   std::vector<std::string> warnings;
 
   mutable std::mutex mu;  // guards everything below; Sequence::Impl too, but for what only its own thread changes
@@ -91,11 +100,21 @@ struct StateManager::Impl {
   void pin(Sequence::Impl& seq, const Walk& walk, int64_t n_blocks);
   void count_match(const AdmitRequest& request, const Match& match, const Walk& walk, int64_t max_blocks);
   void announce(Sequence::Impl& seq, int64_t from, int64_t to);
+  bool computed_by_another(const BlockKeys& keys, int64_t hit, int64_t max_blocks) const;
 
   // sequence.cpp
   /// A page of the group, or of slots (kind of the pool), by evicting what is worth least; empty: everything is in use.
   PageHandle take(int kind);
   Status reserve_locked(Sequence::Impl& seq, int64_t n_tokens);
+  /// Registers at n_blocks are to be kept for good.
+  bool is_point(const Sequence::Impl& seq, int64_t n_blocks) const;
+  void plan_captures(Sequence::Impl& seq, int64_t n_tokens);
+  void keep_newest(Sequence::Impl& seq, int64_t block);
+  void drop_newest(Sequence::Impl& seq);
+  void publish_newest(Sequence::Impl& seq);
+  Record* publish_cell(Sequence::Impl& seq, Block* node, size_t group, Cell& cell);
+  double worth(const Sequence::Impl& seq, int64_t n_blocks) const;
+  void trim_recurrent(int ns);
   void seal(Sequence::Impl& seq, int64_t block);
   void publish(Sequence::Impl& seq, int64_t block);
   Block* ensure_chain(Sequence::Impl& seq, int64_t block);

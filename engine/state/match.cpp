@@ -44,7 +44,7 @@ Intersection intersect(const ModelState& model, int64_t n_blocks, const std::fun
     for (size_t g = 0; g < model.groups.size(); g++) {
       const StateSpec& spec = model.groups[g];
       if (is_log(spec.kind)) continue;
-      const int64_t needed = spec.kind == StateKind::kTail ? 1 : window_blocks(spec, model.block_size);
+      const int64_t needed = point_blocks(spec, model.block_size);
       for (int64_t b = p - 1; b >= std::max<int64_t>(0, p - needed); b--) {
         if (const auto why = lacks(static_cast<int>(g), b); !why.empty()) {
           veto(g, why, b);

@@ -102,6 +102,7 @@ Record* PrefixIndex::publish(Block* block, int group, PageHandle page, const Dig
   block->records[g] = std::move(made);
   n_resident_[g]++;
   n_idle_[g]++;
+  if (model_.groups[g].kind == StateKind::kRecurrent) recurrent_[block->ns].bytes += page_bytes_[g];
   became_resident(block, is_log(model_.groups[g].kind));
   refresh(block);
   return r;
@@ -117,6 +118,7 @@ void PrefixIndex::detach(Record* record, RecordState why) {
   block->lost[g] = why;
   n_resident_[g]--;
   if (record->n_leases == 0) n_idle_[g]--;
+  if (model_.groups[g].kind == StateKind::kRecurrent) recurrent_[block->ns].bytes -= page_bytes_[g];
   owned->block = nullptr;
   owned->state = why;
   if (owned->n_leases > 0) orphans_.emplace(record, std::move(owned));
@@ -172,7 +174,7 @@ bool PrefixIndex::point_alive(const Block& block) const {
   for (size_t g = 0; g < model_.groups.size(); g++) {
     const StateSpec& spec = model_.groups[g];
     if (is_log(spec.kind)) continue;
-    const int64_t n = spec.kind == StateKind::kTail ? 1 : window_blocks(spec, model_.block_size);
+    const int64_t n = point_blocks(spec, model_.block_size);
     const Block* at = &block;
     for (int64_t i = 0; i < n && at != nullptr; i++, at = at->parent)
       if (!at->records[g]) return false;
@@ -189,9 +191,7 @@ double PrefixIndex::point_score(const Block& block) const {
   size_t bytes = static_cast<size_t>(back) * log_bytes_;
   for (size_t g = 0; g < model_.groups.size(); g++) {
     const StateSpec& spec = model_.groups[g];
-    if (spec.kind == StateKind::kTail) bytes += page_bytes_[g];
-    if (spec.kind == StateKind::kWindow)
-      bytes += page_bytes_[g] * static_cast<size_t>(std::min(window_blocks(spec, model_.block_size), block.depth + 1));
+    if (!is_log(spec.kind)) bytes += page_bytes_[g] * static_cast<size_t>(std::min(point_blocks(spec, model_.block_size), block.depth + 1));
   }
   return std::log2(block.hits) + static_cast<double>(block.hits_tick) / kHalfLifeTicks +
          std::log2(static_cast<double>(back * model_.block_size) / static_cast<double>(std::max<size_t>(bytes, 1)));
@@ -212,14 +212,19 @@ double PrefixIndex::window_score(const Block& block, int group) const {
 }
 
 void PrefixIndex::set_candidate(Candidate& c, Block* block, int group, bool wanted, double score) {
+  const bool recurrent = group >= 0 && model_.groups[static_cast<size_t>(group)].kind == StateKind::kRecurrent;
   if (c.queued && (!wanted || c.score != score)) {
-    queue_.erase(Entry{c.score, block->id, group, block});
+    const Entry e{c.score, block->id, group, block};
+    queue_.erase(e);
+    if (recurrent) recurrent_[block->ns].queue.erase(e);
     c.queued = false;
   }
   if (wanted && !c.queued) {
+    const Entry e{score, block->id, group, block};
     c.score = score;
     c.queued = true;
-    queue_.insert(Entry{score, block->id, group, block});
+    queue_.insert(e);
+    if (recurrent) recurrent_[block->ns].queue.insert(e);
   }
 }
 
@@ -232,9 +237,9 @@ void PrefixIndex::refresh(Block* block) {
     if (is_log(kind)) continue;
     const bool wanted = r->n_leases == 0;
     set_candidate(r->candidate, block, r->group, wanted,
-                  !wanted                    ? 0
-                  : kind == StateKind::kTail ? point_score(*block)
-                                             : window_score(*block, r->group));
+                  !wanted                      ? 0
+                  : kind == StateKind::kWindow ? window_score(*block, r->group)
+                                               : point_score(*block));
   }
 }
 
@@ -258,8 +263,17 @@ void PrefixIndex::evict_logs(Block* block) {
 }
 
 bool PrefixIndex::evict_one() {
-  while (!queue_.empty()) {
-    const Entry e = *queue_.begin();
+  return evict_first(queue_);
+}
+
+bool PrefixIndex::evict_recurrent(int ns) {
+  const auto at = recurrent_.find(ns);
+  return at != recurrent_.end() && evict_first(at->second.queue);
+}
+
+bool PrefixIndex::evict_first(const Queue& queue) {
+  while (!queue.empty()) {
+    const Entry e = *queue.begin();
     Record* record = e.group < 0 ? nullptr : e.block->records[static_cast<size_t>(e.group)].get();
     Candidate& c = record == nullptr ? e.block->logs : record->candidate;
     const bool window = record != nullptr && model_.groups[static_cast<size_t>(e.group)].kind == StateKind::kWindow;
@@ -319,7 +333,8 @@ int64_t PrefixIndex::erase(int ns) {
 
 std::string PrefixIndex::audit() const {
   const auto breach = [](const Block& b, const char* what) { return std::string("block ") + std::to_string(b.id) + ": " + what; };
-  size_t n_queued = 0;
+  size_t n_queued = 0, n_recurrent = 0, n_recurrent_queued = 0;
+  std::unordered_map<int, size_t> recurrent_bytes;
   int64_t n_ghosts = 0;
   std::vector<int64_t> n_idle(model_.groups.size());
   for (const auto& [key, owned] : blocks_) {
@@ -341,6 +356,10 @@ std::string PrefixIndex::audit() const {
       if (r->candidate.queued != (!log && r->n_leases == 0))
         return breach(b, "a record is queued for eviction although leased, or the reverse");
       n_queued += r->candidate.queued ? 1 : 0;
+      if (model_.groups[g].kind == StateKind::kRecurrent) {
+        recurrent_bytes[b.ns] += page_bytes_[g];
+        n_recurrent += r->candidate.queued ? 1 : 0;
+      }
       n_idle[g] += r->n_leases == 0 ? 1 : 0;
     }
     if (n_resident != b.n_resident || n_logs != b.n_logs || n_log_children != b.n_log_children) return breach(b, "counts are off");
@@ -350,6 +369,11 @@ std::string PrefixIndex::audit() const {
     if (b.ghosted != 0) n_ghosts++;
     if ((idle_ghosts_.count(b.ghosted) != 0) != (b.ghosted != 0 && b.children.empty())) return breach(b, "the list of idle ghosts is off");
   }
+  for (const auto& [ns, r] : recurrent_) {
+    n_recurrent_queued += r.queue.size();
+    if (r.bytes != recurrent_bytes[ns]) return "the bytes of a namespace's recurrent records are off";
+  }
+  if (n_recurrent != n_recurrent_queued) return "a namespace's queue of recurrent records is off";
   if (n_queued != queue_.size()) return "the eviction queue has entries of records that are gone";
   if (n_idle != n_idle_) return "the count of idle records is off";
   if (n_ghosts != n_ghosts_) return "the count of ghosts is off";

@@ -30,6 +30,10 @@ struct DigestHash {
 inline int64_t window_blocks(const StateSpec& spec, int block_size) {
   return (spec.window - 1 + block_size - 1) / block_size;
 }
+/// Blocks before point p that a register group must hold to resume at p.
+inline int64_t point_blocks(const StateSpec& spec, int block_size) {
+  return spec.kind == StateKind::kWindow ? window_blocks(spec, block_size) : 1;
+}
 inline bool is_log(StateKind kind) {
   return kind == StateKind::kCompressedKv || kind == StateKind::kIndexer;
 }
@@ -54,6 +58,13 @@ class PrefixIndex {
   void touch(Block* block, double weight, uint64_t tick);
   /// Frees the least valuable record (or block of log records) that nobody leases. False: there is none.
   bool evict_one();
+  /// Frees the least valuable recurrent record of a namespace that nobody leases. False: there is none.
+  bool evict_recurrent(int ns);
+  /// Of published recurrent records of a namespace.
+  size_t recurrent_bytes(int ns) const {
+    const auto at = recurrent_.find(ns);
+    return at == recurrent_.end() ? 0 : at->second.bytes;
+  }
   /// Forgets ghosts beyond the limit, oldest first. Blocks found before may be gone afterwards.
   void trim_ghosts();
   /// Forgets every block of a namespace (all: ns < 0), ghosts included. Returns the records dropped.
@@ -90,7 +101,15 @@ class PrefixIndex {
     }
   };
 
+  using Queue = std::set<Entry>;
+  /// What a namespace keeps of recurrent groups, beside the common queue: it has a budget of its own.
+  struct Recurrent {
+    size_t bytes = 0;
+    Queue queue;
+  };
+
   void release(Record* record, uint64_t generation);
+  bool evict_first(const Queue& queue);
   void drop_block(Block* block);
   void became_resident(Block* block, bool log);
   void lost_resident(Block* block, bool log);
@@ -106,14 +125,15 @@ class PrefixIndex {
   const ModelState& model_;
   const int64_t max_ghosts_;
   int n_log_groups_ = 0;
-  int64_t max_window_blocks_ = 0;
+  int64_t max_window_blocks_ = 1;
   std::vector<size_t> page_bytes_;  // [group]
   size_t log_bytes_ = 0;            // of one block
 
   std::unordered_map<Digest, std::unique_ptr<Block>, DigestHash> blocks_;
   std::unordered_map<const Record*, std::unique_ptr<Record>> orphans_;
-  std::set<Entry> queue_;
-  std::map<uint64_t, Block*> idle_ghosts_;  // ghosts without children, by age
+  Queue queue_;
+  std::unordered_map<int, Recurrent> recurrent_;  // by namespace
+  std::map<uint64_t, Block*> idle_ghosts_;        // ghosts without children, by age
   int64_t n_ghosts_ = 0;
   uint64_t next_id_ = 1, next_generation_ = 1, next_ghost_ = 1;
   uint64_t n_evicted_ = 0;

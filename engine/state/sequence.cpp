@@ -8,8 +8,10 @@
 namespace carrel {
 
 namespace {
-constexpr double kBornHits = 1.0 / 16;  // worth of a state point that nobody asked for yet
-}
+constexpr int64_t kAllBlocks = INT64_MAX;
+constexpr double kBornHits = 1.0 / 16;    // worth of a state point that nobody asked for yet
+constexpr double kMessageHits = 1.0 / 4;  // the same of one behind an earlier message
+}  // namespace
 
 Digest digest_rows(const std::byte* page, const RowLayout& layout, int n_layers) {
   Sha256 h;
@@ -61,6 +63,9 @@ std::span<std::byte* const* const> Sequence::pages() const {
 std::byte* Sequence::slot() const {
   return impl_->slot.data();
 }
+bool Sequence::restored() const {
+  return impl_->restored;
+}
 
 Status Sequence::reserve(int64_t n_tokens) {
   StateManager::Impl& m = *impl_->manager;
@@ -70,6 +75,7 @@ Status Sequence::reserve(int64_t n_tokens) {
                 "max_step_tokens");
   std::lock_guard lock(m.mu);
   Status s = m.reserve_locked(*impl_, n_tokens);
+  if (s) m.plan_captures(*impl_, n_tokens);
   m.index.trim_ghosts();
   m.audit();
   return s;
@@ -84,9 +90,9 @@ Status Sequence::advance(std::span<const int32_t> tokens) {
   if (!std::equal(s.tokens.begin() + static_cast<ptrdiff_t>(past), s.tokens.begin() + static_cast<ptrdiff_t>(known), tokens.begin()))
     return fail(Code::kInvalidArgument, "the step's tokens are not those of the prompt", "advance");
   const auto block = static_cast<size_t>(m.block_size);
-  for (const auto& row : s.cells)
+  for (size_t g = 0; g < s.cells.size(); g++)
     for (size_t b = past / block; b * block < end; b++)
-      if (b >= row.size() || !row[b].page)
+      if (m.spec(static_cast<int64_t>(g)).kind != StateKind::kRecurrent && (b >= s.cells[g].size() || !s.cells[g][b].page))
         return fail(Code::kInvalidArgument, "tokens were computed for which no pages were reserved", "advance");
 
   const int64_t first = s.n_past / m.block_size, last = static_cast<int64_t>(end) / m.block_size;
@@ -100,8 +106,10 @@ Status Sequence::advance(std::span<const int32_t> tokens) {
   for (int64_t b = first; b < last; b++) m.seal(s, b);  // pages are private: no lock while hashing
 
   std::lock_guard lock(m.mu);
+  s.restored = s.restored && tokens.empty();
   for (int64_t b = first; b < last; b++) m.publish(s, b);
   m.leave_behind(s);
+  m.trim_recurrent(s.ns);
   m.index.trim_ghosts();
   m.audit();
   return {};
@@ -126,6 +134,7 @@ Status StateManager::Impl::reserve_locked(Sequence::Impl& seq, int64_t n_tokens)
   };
   std::vector<Taken> taken;
   for (int64_t g = 0; g < n_groups(); g++) {
+    if (spec(g).kind == StateKind::kRecurrent) continue;
     const auto& row = seq.cells[static_cast<size_t>(g)];
     for (int64_t b = first; b < end; b++) {
       if (b < static_cast<int64_t>(row.size()) && row[static_cast<size_t>(b)].page) continue;
@@ -149,12 +158,77 @@ Status StateManager::Impl::reserve_locked(Sequence::Impl& seq, int64_t n_tokens)
   return {};
 }
 
+// ---- registers of recurrent groups
+
+bool StateManager::Impl::is_point(const Sequence::Impl& seq, int64_t n_blocks) const {
+  const auto in = [&](const std::vector<int64_t>& v) { return std::find(v.begin(), v.end(), n_blocks) != v.end(); };
+  return (ladder_blocks > 0 && n_blocks % ladder_blocks == 0) || in(seq.likely_points) || in(seq.message_points);
+}
+
+/// Pages for the registers that the next n tokens shall leave: at state points, and at the last boundary, which becomes one if the sequence
+/// ends before the next. Without space nothing is kept.
+void StateManager::Impl::plan_captures(Sequence::Impl& seq, int64_t n_tokens) {
+  if (recurrent.empty()) return;
+  const int64_t first = seq.n_past / block_size, end = (seq.n_past + n_tokens) / block_size;
+  const auto n_cells = static_cast<int64_t>(seq.cells[recurrent[0]].size());
+  for (int64_t b = first; b < n_cells; b++) {
+    const bool wanted = seq.storing && b < end && (b + 1 == end || is_point(seq, b + 1));
+    if (wanted == (seq.table[recurrent[0]][static_cast<size_t>(b)] != nullptr)) continue;
+    std::vector<PageHandle> pages;
+    for (const size_t g : recurrent)
+      if (wanted) pages.push_back(take(static_cast<int>(g)));
+    const bool space = std::all_of(pages.begin(), pages.end(), [](const PageHandle& p) { return static_cast<bool>(p); });
+    if (wanted && !space) counters.captures_skipped++;
+    for (size_t i = 0; i < recurrent.size(); i++) {
+      Cell cell;
+      if (wanted && space) {
+        cell.state = RecordState::kWriting;
+        cell.page = std::move(pages[i]);
+      }
+      seq.set_cell(recurrent[i], b, std::move(cell));
+    }
+  }
+}
+
+/// The registers at the end of this block, which are no state point: instead of older ones.
+void StateManager::Impl::keep_newest(Sequence::Impl& seq, int64_t block) {
+  seq.newest.block = block;
+  for (size_t i = 0; i < recurrent.size(); i++) {
+    seq.newest.cells[i] = std::move(seq.cells[recurrent[i]][static_cast<size_t>(block)]);
+    seq.set_cell(recurrent[i], block, Cell{});
+  }
+}
+
+void StateManager::Impl::drop_newest(Sequence::Impl& seq) {
+  seq.newest.block = -1;
+  for (Cell& cell : seq.newest.cells) cell = Cell{};
+}
+
+/// At the end of a sequence, an abort and a preemption too.
+void StateManager::Impl::publish_newest(Sequence::Impl& seq) {
+  if (seq.newest.block < 0 || !seq.storing || seq.epoch != epoch) return;
+  Block* node = find_chain(seq, seq.newest.block);
+  if (node == nullptr || node->n_logs == 0) return;
+  for (size_t i = 0; i < recurrent.size(); i++)
+    if (!node->records[recurrent[i]]) publish_cell(seq, node, recurrent[i], seq.newest.cells[i]);
+  counters.captured++;
+}
+
+/// A namespace keeps no more registers than its share.
+void StateManager::Impl::trim_recurrent(int ns) {
+  if (recurrent.empty()) return;
+  const auto share = static_cast<size_t>(config.recurrent_share * static_cast<double>(config.budget_bytes));
+  while (index.recurrent_bytes(ns) > share && index.evict_recurrent(ns)) {
+  }
+}
+
 // ---- sealing and publishing
 
 /// Digests the block's private pages. Runs without the lock: only this sequence's thread touches them.
 void StateManager::Impl::seal(Sequence::Impl& seq, int64_t block) {
   for (int64_t g = 0; g < n_groups(); g++) {
     Cell& cell = seq.cells[static_cast<size_t>(g)][static_cast<size_t>(block)];
+    if (!cell.page) continue;  // registers that are not kept
     cell.digest = digest_rows(cell.page.data(), layouts[static_cast<size_t>(g)], spec(g).n_layers);
   }
 }
@@ -190,7 +264,7 @@ bool StateManager::Impl::settle_known(Sequence::Impl& seq, int64_t block, Block*
   bool equal = true, known = false;
   for (size_t g = 0; g < node->records.size(); g++) {
     Record* r = node->records[g].get();
-    if (r == nullptr) continue;
+    if (r == nullptr || !seq.cells[g][static_cast<size_t>(block)].page) continue;
     if (const auto failed = failed_check(*r, rule())) {
       quarantine(r, *failed);
       continue;
@@ -209,7 +283,7 @@ bool StateManager::Impl::settle_known(Sequence::Impl& seq, int64_t block, Block*
   if (!equal || (known && !seq.reuse)) return false;
   for (size_t g = 0; g < node->records.size(); g++) {
     Record* r = node->records[g].get();
-    if (r == nullptr) continue;
+    if (r == nullptr || !seq.cells[g][static_cast<size_t>(block)].page) continue;
     Cell cell;
     cell.state = RecordState::kPublished;
     cell.lease = index.lease(r);
@@ -220,7 +294,8 @@ bool StateManager::Impl::settle_known(Sequence::Impl& seq, int64_t block, Block*
 }
 
 void StateManager::Impl::publish(Sequence::Impl& seq, int64_t block) {
-  for (auto& row : seq.cells) row[static_cast<size_t>(block)].state = RecordState::kSealed;
+  for (auto& row : seq.cells)
+    if (Cell& cell = row[static_cast<size_t>(block)]; cell.page) cell.state = RecordState::kSealed;
   Block* node = seq.storing ? ensure_chain(seq, block) : find_chain(seq, block);
   if (node == nullptr && seq.storing) {
     counters.key_collisions++;
@@ -230,34 +305,58 @@ void StateManager::Impl::publish(Sequence::Impl& seq, int64_t block) {
   if (seq.storing) {
     bool was_known = false;
     for (size_t g = 0; g < node->records.size(); g++) was_known |= node->records[g] != nullptr || node->lost[g] != RecordState::kEmpty;
+    bool captured = false, point = is_point(seq, block + 1);
+    for (const size_t g : recurrent) {
+      captured |= static_cast<bool>(seq.cells[g][static_cast<size_t>(block)].page);
+      point |= node->records[g] != nullptr;  // somebody else's: what it has lost is put back
+    }
+    if (captured && !point) keep_newest(seq, block);
+    if (captured && point) counters.captured++;
     for (size_t g = 0; g < node->records.size(); g++) {
-      if (node->records[g]) continue;
       Cell& own = seq.cells[g][static_cast<size_t>(block)];
-      Record* r = index.publish(node, static_cast<int>(g), std::move(own.page), own.digest, layouts[g].rows_per_page, layout, seq.epoch);
+      if (node->records[g] || !own.page) continue;
+      Record* r = publish_cell(seq, node, g, own);
       Cell cell;
       cell.state = RecordState::kPublished;
       cell.lease = index.lease(r);
       seq.set_cell(g, block, std::move(cell));
-      counters.published++;
       if (was_known) counters.filled++;
     }
-    const bool likely = std::find(seq.likely_points.begin(), seq.likely_points.end(), block + 1) != seq.likely_points.end();
-    if (likely || node->hits <= 0) index.touch(node, likely ? 1 : kBornHits, tick);
+    if (!recurrent.empty() && std::all_of(recurrent.begin(), recurrent.end(), [&](size_t g) { return node->records[g] != nullptr; }))
+      drop_newest(seq);
+    const double hits = worth(seq, block + 1);
+    if (hits == 1 || node->hits <= 0) index.touch(node, hits, tick);
+  } else {
+    for (const size_t g : recurrent)  // kept for nobody
+      if (seq.cells[g][static_cast<size_t>(block)].page) seq.set_cell(g, block, Cell{});
   }
   withdraw(seq, block + 1);
 }
 
+Record* StateManager::Impl::publish_cell(Sequence::Impl& seq, Block* node, size_t group, Cell& cell) {
+  counters.published++;
+  return index.publish(node, static_cast<int>(group), std::move(cell.page), cell.digest, layouts[group].rows_per_page, layout, seq.epoch);
+}
+
+/// Hits that a new state point is born with.
+double StateManager::Impl::worth(const Sequence::Impl& seq, int64_t n_blocks) const {
+  const auto& messages = seq.message_points;
+  if (std::find(seq.likely_points.begin(), seq.likely_points.end(), n_blocks) != seq.likely_points.end()) return 1;
+  if (!messages.empty() && messages.front() == n_blocks) return 1;
+  return std::find(messages.begin(), messages.end(), n_blocks) != messages.end() ? kMessageHits : kBornHits;
+}
+
 /// Others no longer wait for this sequence's blocks before up_to.
 void StateManager::Impl::withdraw(Sequence::Impl& seq, int64_t up_to) {
-  for (; seq.announced_from < std::min(up_to, seq.announced_to); seq.announced_from++) {
-    const auto at = announced.find(seq.keys[static_cast<size_t>(seq.announced_from)]);
+  for (; !seq.announced.empty() && seq.announced.back() < up_to; seq.announced.pop_back()) {
+    const auto at = announced.find(seq.keys[static_cast<size_t>(seq.announced.back())]);
     if (--at->second == 0) announced.erase(at);
   }
 }
 
 void StateManager::Impl::stop_storing(Sequence::Impl& seq) {
   seq.storing = false;
-  withdraw(seq, seq.announced_to);
+  withdraw(seq, kAllBlocks);
 }
 
 // ---- giving back
@@ -268,6 +367,7 @@ int64_t StateManager::Impl::first_needed(int64_t group, int64_t n_past) const {
   const StateSpec& s = spec(group);
   if (is_log(s.kind)) return 0;
   if (s.kind == StateKind::kTail) return std::max<int64_t>(0, n_past / block_size - 1);
+  if (s.kind == StateKind::kRecurrent) return n_past / block_size;
   return std::max<int64_t>(0, n_past - s.window + 1) / block_size;
 }
 
@@ -280,11 +380,14 @@ void StateManager::Impl::leave_behind(Sequence::Impl& seq) {
 }
 
 void StateManager::Impl::release(Sequence::Impl& seq) {
-  withdraw(seq, seq.announced_to);
+  withdraw(seq, kAllBlocks);
   const int64_t end = seq.n_past / block_size;
   if (end > 0 && static_cast<size_t>(end) <= seq.keys.size() && seq.storing)
     if (Block* last = find_chain(seq, end - 1); last != nullptr) index.touch(last, 1, tick);
+  publish_newest(seq);
+  seq.newest.cells.clear();
   seq.cells.clear();
+  trim_recurrent(seq.ns);
   seq.slot = PageHandle();
   live.erase(&seq);
   index.trim_ghosts();

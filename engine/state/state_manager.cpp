@@ -18,6 +18,26 @@ std::vector<RowLayout> layouts_of(const ModelState& model) {
   return out;
 }
 
+std::vector<size_t> recurrent_groups(const ModelState& model) {
+  std::vector<size_t> out;
+  for (size_t g = 0; g < model.groups.size(); g++)
+    if (model.groups[g].kind == StateKind::kRecurrent) out.push_back(g);
+  return out;
+}
+
+/// Blocks between rungs: so many that registers cost no more than the log rows between two of them. Without logs, about a thousand tokens.
+int64_t ladder_of(const ModelState& model) {
+  constexpr int64_t kTokensWithoutLogs = 1024;
+  size_t registers = 0, logs = 0;
+  for (const StateSpec& g : model.groups) {
+    if (g.kind == StateKind::kRecurrent) registers += page_bytes(g, model.block_size);
+    if (is_log(g.kind)) logs += page_bytes(g, model.block_size);
+  }
+  if (registers == 0) return 0;
+  if (logs == 0) return std::max<int64_t>(1, kTokensWithoutLogs / model.block_size);
+  return static_cast<int64_t>((registers + logs - 1) / logs);
+}
+
 std::string bytes_text(size_t n) {
   return std::to_string(n) + " bytes";
 }
@@ -32,6 +52,7 @@ Status check_config(const StateConfig& c) {
       return bad("group " + g.name + ": a block of " + std::to_string(m.block_size) + " tokens is not a whole number of rows of " +
                  std::to_string(g.ratio));
     if (g.n_layers <= 0 || l.rows_per_page <= 0 || l.row_stride_bytes == 0) return bad("group " + g.name + ": no rows");
+    if (g.kind == StateKind::kRecurrent && g.ratio != 0) return bad("group " + g.name + ": registers have no ratio");
     if (g.kind == StateKind::kWindow && g.window < 1) return bad("group " + g.name + ": a window of no rows");
     if (l.layer_stride_bytes % PagePool::kAlignment != 0) return bad("group " + g.name + ": layers are not aligned to 64 bytes");
   }
@@ -49,6 +70,8 @@ StateManager::Impl::Impl(StateConfig c)
       block_size(config.model.block_size),
       context(key_context(config.model_digest, config.numerics_id, row_layout_id(config.model))),
       layouts(layouts_of(config.model)),
+      recurrent(recurrent_groups(config.model)),
+      ladder_blocks(ladder_of(config.model)),
       pool(config.model, config.budget_bytes, config.poison),
       index(config.model, config.max_ghosts) {
   if (!config.reuse) return;
@@ -80,8 +103,10 @@ Result<std::unique_ptr<StateManager>> StateManager::create(StateConfig config) {
 StateManager::StateManager(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 StateManager::~StateManager() = default;
 
-/// The most pages of a group that one sequence of n tokens holds at a time when it runs alone.
+/// The most pages of a group that one sequence of n tokens must hold at a time when it runs alone. None of a recurrent group: its registers
+/// are in the slot, and what is kept for others is never a reason to refuse.
 int64_t StateManager::Impl::peak_pages(int64_t group, int64_t n_tokens) const {
+  if (spec(group).kind == StateKind::kRecurrent) return 0;
   const int64_t n_blocks = (n_tokens + block_size - 1) / block_size;
   const int64_t step_blocks = (std::min(config.max_step_tokens, n_tokens) + block_size - 1) / block_size + 1;
   if (spec(group).kind == StateKind::kWindow) return std::min(n_blocks, window_blocks(spec(group), block_size) + step_blocks);
@@ -217,7 +242,7 @@ Result<Admission> StateManager::Impl::admit_locked(const AdmitRequest& request, 
     for (Record* r : failed) quarantine(r, *failed_check(*r, rule()));
   }
   const int64_t hit = found.effective / block_size;
-  if (reuse && hit < max_blocks && announced.contains(keys[static_cast<size_t>(hit)])) {
+  if (reuse && computed_by_another(keys, hit, max_blocks)) {
     counters.waited++;
     return Admission{};
   }
@@ -245,7 +270,10 @@ Result<Admission> StateManager::Impl::admit_locked(const AdmitRequest& request, 
   seq->table_rows.resize(static_cast<size_t>(n_groups()));
   seq->first_held.resize(static_cast<size_t>(n_groups()));
   seq->n_held.resize(static_cast<size_t>(n_groups()));
-  seq->likely_points = {static_cast<int64_t>(walk.chain.size()), max_blocks, n_full};
+  seq->likely_points = {static_cast<int64_t>(walk.chain.size()), walk.n_nominal, max_blocks, n_full};
+  for (const int64_t position : request.boundaries) seq->message_points.push_back(std::min(position / block_size, max_blocks));
+  seq->restored = hit > 0;
+  seq->newest.cells.resize(recurrent.size());
   pin(*seq, walk, hit);
   Status space = check_room(*seq);
   if (space) space = reserve_locked(*seq, std::min<int64_t>(block_size, static_cast<int64_t>(request.tokens.size()) - seq->n_past));
@@ -271,7 +299,8 @@ Result<Admission> StateManager::Impl::admit_locked(const AdmitRequest& request, 
 void StateManager::Impl::pin(Sequence::Impl& seq, const Walk& walk, int64_t n_blocks) {
   seq.size_table(n_blocks);
   for (int64_t g = 0; g < n_groups(); g++) {
-    seq.first_held[static_cast<size_t>(g)] = first_needed(g, n_blocks * block_size);
+    const bool registers = spec(g).kind == StateKind::kRecurrent;  // those at the point itself, once
+    seq.first_held[static_cast<size_t>(g)] = registers ? std::max<int64_t>(0, n_blocks - 1) : first_needed(g, n_blocks * block_size);
     for (int64_t b = seq.first_held[static_cast<size_t>(g)]; b < n_blocks; b++) {
       Cell cell;
       cell.state = RecordState::kPublished;
@@ -282,9 +311,18 @@ void StateManager::Impl::pin(Sequence::Impl& seq, const Walk& walk, int64_t n_bl
 }
 
 void StateManager::Impl::announce(Sequence::Impl& seq, int64_t from, int64_t to) {
-  seq.announced_from = from;
-  seq.announced_to = to;
-  for (int64_t b = from; b < to; b++) announced[seq.keys[static_cast<size_t>(b)]]++;
+  for (int64_t b = to - 1; b >= from; b--)
+    if (recurrent.empty() || is_point(seq, b + 1)) seq.announced.push_back(b);
+  for (const int64_t b : seq.announced) announced[seq.keys[static_cast<size_t>(b)]]++;
+}
+
+/// Whether a live sequence will soon publish a point from which more could be skipped: of the next block, or, where points are sparse, of
+/// any block of this prompt.
+bool StateManager::Impl::computed_by_another(const BlockKeys& keys, int64_t hit, int64_t max_blocks) const {
+  const int64_t end = recurrent.empty() ? std::min(hit + 1, max_blocks) : max_blocks;
+  for (int64_t b = hit; b < end && !announced.empty(); b++)
+    if (announced.contains(keys[static_cast<size_t>(b)])) return true;
+  return false;
 }
 
 void StateManager::Impl::count_match(const AdmitRequest& request, const Match& match, const Walk& walk, int64_t max_blocks) {
@@ -368,6 +406,7 @@ StateStats StateManager::stats() const {
   s.n_blocks = m.index.n_blocks() - s.n_ghosts;
   s.n_sequences = static_cast<int64_t>(m.live.size());
   s.epoch = m.epoch;
+  s.ladder_tokens = m.ladder_blocks * m.block_size;
   s.evicted = m.index.n_evicted();
   return s;
 }

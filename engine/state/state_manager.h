@@ -41,6 +41,7 @@ struct StateConfig {
   int64_t max_step_tokens = 512;    // the most that one reserve() will ask for: prefill chunk
   int64_t max_sequence_tokens = 0;  // longest prompt + answer; 0: unknown
   int64_t max_ghosts = 65536;       // evicted blocks whose keys are remembered
+  double recurrent_share = 0.5;     // of the budget, that the recurrent records of one namespace may take
   bool reuse = true;                // prefix_reuse.enabled
   bool poison = false;              // fill free pages with NaN (tests)
   bool audit = false;               // assert the four invariants after every transition (tests, debug)
@@ -48,13 +49,14 @@ struct StateConfig {
 };
 
 struct AdmitRequest {
-  std::span<const int32_t> tokens;  // the whole prompt
-  Digest namespace_secret{};        // of the authenticated tenant
-  std::string namespace_id;         // for counters and quotas
-  int64_t max_new_tokens = 0;       // reserved in the plan: a request that can never fit is refused at once
-  bool reuse = true;                // a request can only narrow it
-  bool store = true;                // false: nothing is published
-  BlockKeys* keys = nullptr;        // caller's, kept beside tokens and namespace: a request that is admitted again is not hashed again
+  std::span<const int32_t> tokens;      // the whole prompt
+  Digest namespace_secret{};            // of the authenticated tenant
+  std::string namespace_id;             // for counters and quotas
+  int64_t max_new_tokens = 0;           // reserved in the plan: a request that can never fit is refused at once
+  bool reuse = true;                    // a request can only narrow it
+  bool store = true;                    // false: nothing is published
+  std::span<const int64_t> boundaries;  // positions in the prompt where a message ends, ascending: registers are kept before them
+  BlockKeys* keys = nullptr;            // caller's, kept beside tokens and namespace: a request that is admitted again is not hashed again
 };
 
 struct Match {
@@ -78,10 +80,13 @@ class Sequence {
   Status reserve(int64_t n_tokens);
   /// For SeqStep::pages: [group][block], valid until the next reserve/advance. Null: the sequence holds no such page and no op may want it.
   std::span<std::byte* const* const> pages() const;
-  std::byte* slot() const;  // null for models without rings
+  std::byte* slot() const;  // null for models without rings and registers
+  /// For SeqStep::restored: the next step is the first one after a hit.
+  bool restored() const;
   /// The step has written these tokens, for which reserve succeeded: seals blocks that are now full, digests them, publishes them (unless
-  /// store is off), drops register pages left behind. Recomputed published blocks are compared by digest and the published record adopted.
-  /// kInvalidArgument: tokens differ from the prompt, or were not reserved; nothing has changed then.
+  /// store is off), keeps
+  /// the registers of state points, drops register pages left behind. Recomputed published blocks are compared by digest and the published
+  /// record adopted. kInvalidArgument: tokens differ from the prompt, or were not reserved; nothing has changed then.
   Status advance(std::span<const int32_t> tokens);
 
   struct Impl;  // manager_impl.h
@@ -111,11 +116,13 @@ struct StateStats {
   std::vector<Group> groups;
   int64_t n_blocks = 0, n_ghosts = 0, n_sequences = 0;
   uint32_t epoch = 0;
+  int64_t ladder_tokens = 0;                       // distance of the rungs at which registers are kept; 0: no recurrent group
   uint64_t admitted = 0, waited = 0, refused = 0;  // refused: never fits or not now; waited: answers "wait", one request may get many
   uint64_t rolled_back = 0;                        // admissions whose pins were given back because an allocation failed
   uint64_t prompt_tokens = 0, nominal_tokens = 0, effective_tokens = 0;
   uint64_t ghost_tokens = 0;                                                 // would have matched, had they not been evicted
   uint64_t published = 0, adopted = 0, filled = 0, evicted = 0, purged = 0;  // records; filled: published into a block that had lost them
+  uint64_t captured = 0, captures_skipped = 0;  // state points of recurrent groups: kept; not, for want of space
   uint64_t compared = 0, digest_mismatches = 0, quarantined = 0, key_collisions = 0;
   uint64_t vetoes[std::size(kStateKinds)] = {};  // requests whose match this kind shortened
   uint64_t check_failures[4] = {};               // whole blocks, layout, intersection (epoch), alignment

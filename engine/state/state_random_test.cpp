@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <iostream>
 #include <map>
+#include <set>
 
 #include "base/env.h"
 #include "engine/state/state_sim.h"
@@ -24,7 +25,7 @@ class Oracle {
   using Place = std::pair<std::string, uint64_t>;  // namespace, hash of the tokens up to the block's end
 
   struct Expected {
-    int64_t nominal = 0, effective = 0;  // in blocks
+    int64_t nominal = 0, effective = 0, known = 0;  // in blocks; known: ghosts too
   };
   Expected expect(const std::string& ns, const Reader& run_tokens, int64_t max_blocks) const {
     std::vector<uint32_t> chain;
@@ -35,6 +36,7 @@ class Oracle {
       chain.push_back(at->second);
       if (at->second != 0) e.nominal = b + 1;
     }
+    e.known = static_cast<int64_t>(chain.size());
     for (e.effective = e.nominal; e.effective > 0 && !restorable(chain, e.effective); e.effective--) {
     }
     return e;
@@ -53,7 +55,7 @@ class Oracle {
     for (size_t g = 0; g < model_.groups.size(); g++) {
       const StateSpec& s = model_.groups[g];
       for (int64_t b = 0; b < p; b++) {
-        const bool needed = s.kind == StateKind::kTail     ? b == p - 1
+        const bool needed = s.kind == StateKind::kTail || s.kind == StateKind::kRecurrent ? b == p - 1
                             : s.kind == StateKind::kWindow ? (b + 1) * model_.block_size > p * model_.block_size - s.window + 1
                                                            : true;
         if (needed && (chain[static_cast<size_t>(b)] >> g & 1) == 0) return false;
@@ -70,6 +72,8 @@ struct Live {
   std::string ns;
   int64_t n_prompt, n_total;
   bool reuse, storing;
+  std::set<int64_t> points;  // in blocks: where registers are kept, beside the ladder
+  int64_t newest = -1;       // block at whose end they are kept until the sequence ends
 };
 
 class Walker {
@@ -80,6 +84,8 @@ class Walker {
     c.max_sequences = 6;
     c.max_ghosts = room ? 1'000'000 : 40;
     manager_ = make(std::move(c));
+    ladder_ = manager_->stats().ladder_tokens / model_.block_size;
+    for (size_t g = 0; g < model_.groups.size(); g++) (model_.groups[g].kind == StateKind::kRecurrent ? registers_ : others_) |= 1u << g;
   }
 
   void walk(int64_t n_steps) {
@@ -154,6 +160,11 @@ class Walker {
     AdmitRequest r = ask(prompt, ns, dice_.below(2 * model_.block_size));
     r.reuse = dice_.percent(90);
     r.store = dice_.percent(85);
+    const int64_t n_prompt = static_cast<int64_t>(prompt.size());
+    std::vector<int64_t> boundaries;
+    for (int64_t n = dice_.below(3); n > 0; n--) boundaries.push_back(dice_.below(n_prompt));
+    std::sort(boundaries.begin(), boundaries.end());
+    r.boundaries = boundaries;
     const Match explained = manager_->explain(r);
     auto admission = manager_->admit(r);
     if (!admission) {
@@ -167,8 +178,10 @@ class Walker {
       }
       return;
     }
-    Live live{
-        Reader(model_, std::move(*admission->sequence), prompt), r.namespace_id, static_cast<int64_t>(prompt.size()), 0, r.reuse, r.store};
+    Live live{Reader(model_, std::move(*admission->sequence), prompt), r.namespace_id, n_prompt, 0, r.reuse, r.store, {}, -1};
+    const int64_t most = (n_prompt - 1) / model_.block_size;
+    live.points = {most, n_prompt / model_.block_size};
+    for (const int64_t p : boundaries) live.points.insert(p / model_.block_size);
     live.n_total = live.n_prompt + r.max_new_tokens;
     const Match& match = live.run.seq.match();
     EXPECT_EQ(match.nominal, explained.nominal);
@@ -178,6 +191,8 @@ class Walker {
     EXPECT_LT(match.effective, live.n_prompt);
     if (room_) {
       const auto e = r.reuse ? oracle_.expect(r.namespace_id, live.run, (live.n_prompt - 1) / model_.block_size) : Oracle::Expected{};
+      live.points.insert(e.known);
+      live.points.insert(e.nominal);
       EXPECT_EQ(match.nominal, e.nominal * model_.block_size);
       EXPECT_EQ(match.effective, e.effective * model_.block_size);
       EXPECT_FALSE(must_wait(r));
@@ -195,14 +210,18 @@ class Walker {
     const int64_t max_blocks = (static_cast<int64_t>(r.tokens.size()) - 1) / model_.block_size;
     const int64_t hit = manager_->explain(r).effective / model_.block_size;
     if (hit >= max_blocks) return false;
-    const uint64_t next = hashes[static_cast<size_t>((hit + 1) * model_.block_size)];
+    const int64_t end = registers_ == 0 ? hit + 1 : max_blocks;
     for (const Live& l : live_) {
       if (!l.storing || l.ns != r.namespace_id) continue;
-      for (int64_t b = l.run.seq.n_past() / model_.block_size; (b + 1) * model_.block_size <= l.n_prompt; b++)
-        if (l.run.hash_at((b + 1) * model_.block_size) == next) return true;
+      for (int64_t b = std::max(hit, l.run.seq.n_past() / model_.block_size); b < end && (b + 1) * model_.block_size <= l.n_prompt; b++) {
+        if (registers_ != 0 && !is_point(l, b + 1)) continue;
+        if (l.run.hash_at((b + 1) * model_.block_size) == hashes[static_cast<size_t>((b + 1) * model_.block_size)]) return true;
+      }
     }
     return false;
   }
+
+  bool is_point(const Live& l, int64_t n_blocks) const { return (ladder_ > 0 && n_blocks % ladder_ == 0) || l.points.contains(n_blocks); }
 
   void advance() {
     if (live_.empty()) return submit();
@@ -224,7 +243,16 @@ class Walker {
     for (int64_t b = past / model_.block_size; (b + 1) * model_.block_size <= past + n; b++) {
       const Oracle::Place place{l.ns, l.run.hash_at((b + 1) * model_.block_size)};
       if (l.storing && !l.reuse && oracle_.knows(place)) l.storing = false;
-      if (l.storing) oracle_.at(place) = (1u << model_.groups.size()) - 1;
+      if (!l.storing) continue;
+      uint32_t& there = oracle_.at(place);
+      const bool last = (b + 2) * model_.block_size > past + n;
+      const bool kept = registers_ != 0 && (is_point(l, b + 1) || (last && (there & registers_) != 0));
+      there |= others_ | (kept ? registers_ : 0);
+      if (registers_ == 0) continue;
+      if ((there & registers_) == registers_)
+        l.newest = -1;
+      else if (last)
+        l.newest = b;
     }
   }
 
@@ -233,6 +261,11 @@ class Walker {
       auto& l = live_[i];
       std::vector<int32_t> all(l.run.tokens().begin(), l.run.tokens().end());
       corpus_[static_cast<size_t>(dice_.below(12))] = all;
+    }
+    const Live& l = live_[i];
+    if (room_ && l.storing && l.newest >= 0) {
+      uint32_t& there = oracle_.at({l.ns, l.run.hash_at((l.newest + 1) * model_.block_size)});
+      if ((there & others_) != 0) there |= registers_;
     }
     std::swap(live_[i], live_.back());
     live_.pop_back();
@@ -283,6 +316,8 @@ class Walker {
   const bool room_;
   ModelState model_;
   Oracle oracle_;
+  int64_t ladder_ = 0;                   // in blocks
+  uint32_t registers_ = 0, others_ = 0;  // bits of the recurrent groups, and of the rest
   std::unique_ptr<StateManager> manager_;
   std::vector<Live> live_;
   std::vector<std::vector<int32_t>> corpus_;
@@ -299,7 +334,7 @@ TEST(StateRandom, NoScheduleBreaksAnInvariantOrAPromise) {
   const char* given = std::getenv("CARREL_SEED");
   const bool is_long = std::getenv("CARREL_LONG") != nullptr;
   const int n_rounds = is_long ? 100 : 1;  // of ten walks of 10^4 steps: a walk's table grows, and every transition audits all of it
-  const ModelState models[] = {v4_like(), demo_like(), gemma_like(), plain(), mistral_like()};
+  const ModelState models[] = {v4_like(), demo_like(), gemma_like(), plain(), mistral_like(), qwen_like(), lfm_like()};
   uint64_t seed = 20261130;
   if (is_long) Env::real()->random(std::as_writable_bytes(std::span(&seed, 1)));
   if (given != nullptr) seed = std::strtoull(given, nullptr, 10);

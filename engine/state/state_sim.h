@@ -49,6 +49,8 @@ inline ModelState model_of(std::vector<StateSpec> groups, size_t slot_bytes = 0)
   m.groups = std::move(groups);
   m.block_size = block_size_of(m.groups);
   m.slot_bytes = slot_bytes;
+  for (const StateSpec& g : m.groups)
+    if (g.kind == StateKind::kRecurrent) m.slot_bytes += page_bytes(g, m.block_size);
   return m;
 }
 
@@ -69,6 +71,16 @@ inline ModelState plain() {
 }
 inline ModelState mistral_like() {
   return model_of({group("window", StateKind::kWindow, 1, 1, 2, 16)});
+}
+
+/// Registers that cost as much as the logs of some blocks: rungs are apart.
+inline ModelState qwen_like() {
+  return model_of({group("kv", StateKind::kCompressedKv, 1, 1, 1), group("conv", StateKind::kRecurrent, 0, 2, 4, 0, 3),
+                   group("delta", StateKind::kRecurrent, 0, 2, 8, 0, 12)});
+}
+/// Registers that cost less than the logs of one block, and logs that are none of theirs.
+inline ModelState lfm_like() {
+  return model_of({group("conv", StateKind::kRecurrent, 0, 2, 2, 0, 2), group("kv", StateKind::kCompressedKv, 1, 1, 2)});
 }
 
 inline StateConfig config_of(ModelState model, size_t budget = 64 << 20) {
@@ -139,6 +151,11 @@ class Reader {
     const int64_t past = seq.n_past();
     for (size_t g = 0; g < model_->groups.size(); g++) {
       const StateSpec& s = model_->groups[g];
+      if (s.kind == StateKind::kRecurrent) {
+        for (int r = 0; past > 0 && r < s.n_rows; r++)
+          if (!check(g, seq.restored() ? past / model_->block_size - 1 : kSlot, r, past)) return false;
+        continue;
+      }
       if (s.kind == StateKind::kTail) {
         const int64_t b = past / model_->block_size - 1;
         for (int r = 0; b >= 0 && r < s.n_rows; r++)
@@ -150,7 +167,7 @@ class Reader {
         if (!check(g, r * s.ratio / model_->block_size, r, (r + 1) * s.ratio)) return false;
     }
     const int64_t open = past / model_->block_size * model_->block_size;
-    for (int64_t p = std::max(open, past - 64); seq.slot() != nullptr && p < past; p++) {
+    for (int64_t p = std::max(open, past - 64); has_ring() && p < past; p++) {
       uint32_t word = 0;
       std::memcpy(&word, seq.slot() + p % 64 * 4, 4);
       if (word != static_cast<uint32_t>(hash_at(p + 1))) return false;
@@ -165,6 +182,14 @@ class Reader {
     const int64_t past = seq.n_past(), end = past + n;
     for (size_t g = 0; g < model_->groups.size(); g++) {
       const StateSpec& s = model_->groups[g];
+      if (s.kind == StateKind::kRecurrent) {
+        for (int r = 0; r < s.n_rows; r++) {
+          for (int64_t b = past / model_->block_size; (b + 1) * model_->block_size <= end; b++)
+            if (seq.pages()[g][b] != nullptr) write(g, b, r, (b + 1) * model_->block_size);
+          write(g, kSlot, r, end);
+        }
+        continue;
+      }
       if (s.kind == StateKind::kTail) {
         for (int64_t b = past / model_->block_size; (b + 1) * model_->block_size <= end; b++)
           for (int r = 0; r < s.n_rows; r++) write(g, b, r, (b + 1) * model_->block_size);
@@ -172,7 +197,7 @@ class Reader {
       }
       for (int64_t r = past / s.ratio; (r + 1) * s.ratio <= end; r++) write(g, r * s.ratio / model_->block_size, r, (r + 1) * s.ratio);
     }
-    for (int64_t p = past; seq.slot() != nullptr && p < end; p++) {
+    for (int64_t p = past; has_ring() && p < end; p++) {
       const auto word = static_cast<uint32_t>(hash_at(p + 1));
       std::memcpy(seq.slot() + p % 64 * 4, &word, 4);
     }
@@ -190,11 +215,21 @@ class Reader {
   void flip_results() { flip_ = 1; }  // from now on this kernel computes something else
 
  private:
+  static constexpr int64_t kSlot = -1;  // in place of a block: the registers in the slot
+
+  /// In the slot: the ring, then the registers of each recurrent group.
+  size_t registers_begin(size_t first_group) const {
+    size_t at = model_->slot_bytes;
+    for (size_t g = first_group; g < model_->groups.size(); g++)
+      if (model_->groups[g].kind == StateKind::kRecurrent) at -= page_bytes(model_->groups[g], model_->block_size);
+    return at;
+  }
+  bool has_ring() const { return registers_begin(0) > 0; }
   std::byte* row(size_t g, int64_t block, int64_t r, int layer) const {
-    std::byte* const* pages = seq.pages()[g];
-    if (pages[block] == nullptr) return nullptr;
+    std::byte* page = block == kSlot ? seq.slot() + registers_begin(g) : seq.pages()[g][block];
+    if (page == nullptr) return nullptr;
     const RowLayout l = layout_of(model_->groups[g], model_->block_size);
-    return pages[block] + static_cast<size_t>(layer) * l.layer_stride_bytes + static_cast<size_t>(r % l.rows_per_page) * l.row_stride_bytes;
+    return page + static_cast<size_t>(layer) * l.layer_stride_bytes + static_cast<size_t>(r % l.rows_per_page) * l.row_stride_bytes;
   }
   uint32_t word(size_t g, int layer, int64_t r, int e, uint64_t h) const {
     return static_cast<uint32_t>(mix(mix(g * 64 + static_cast<size_t>(layer), static_cast<uint64_t>(r * 8 + e)), h)) & 0x3FFFFFFFu;
