@@ -58,8 +58,13 @@ struct GenerateOutcome {
 void run_generate(std::shared_ptr<GenerateCall> call, Engine& engine, Env* env, const HttpRequest& http, HttpResponse& out,
                   std::function<void(const GenerateOutcome&)> on_done);
 
+struct ChatTokens {
+  std::vector<int32_t> tokens;
+  std::vector<int64_t> boundaries;  // Request::boundaries
+};
+
 /// Tokens of a chat, through the model's template; kUnsupported when there is none.
-Result<std::vector<int32_t>> chat_tokens(const Model& model, const std::string& messages_json, const std::string& tools_json, bool add_generation_prompt,
+Result<ChatTokens> chat_tokens(const Model& model, const std::string& messages_json, const std::string& tools_json, bool add_generation_prompt,
                                          const std::string& extra_json, int64_t now_ms);
 
 /// The request that is longer than the model's context, if one is.

@@ -104,7 +104,8 @@ Result<std::vector<int32_t>> text_tokens(const Model& model, const std::string& 
 
 struct Prompt {
   std::vector<int32_t> tokens;
-  std::string text;  // for echo
+  std::string text;                 // for echo
+  std::vector<int64_t> boundaries;  // of messages
 };
 
 Result<std::vector<Prompt>> read_prompts(Fields& f, const Model& model) {
@@ -147,8 +148,8 @@ Result<std::vector<Prompt>> read_prompts(Fields& f, const Model& model) {
 }
 
 Result<std::vector<Prompt>> read_messages(Fields& f, const Model& model, Env* env) {
-  CARREL_ASSIGN(auto tokens, read_chat(f, model, env));
-  return std::vector<Prompt>{{std::move(tokens), ""}};
+  CARREL_ASSIGN(ChatTokens chat, read_chat(f, model, env));
+  return std::vector<Prompt>{{std::move(chat.tokens), "", std::move(chat.boundaries)}};
 }
 
 Result<std::vector<Prompt>> read_input(Fields& f, const Model& model, Env* env) {
@@ -158,10 +159,10 @@ Result<std::vector<Prompt>> read_input(Fields& f, const Model& model, Env* env) 
   if (raw) {
     CARREL_ASSIGN(auto tokens, text_tokens(model, input->get<std::string>()));
     if (tokens.empty()) return fail(Code::kInvalidArgument, "is empty and the model has no start token", "input");
-    return std::vector<Prompt>{{std::move(tokens), ""}};
+    return std::vector<Prompt>{{std::move(tokens), "", {}}};
   }
-  CARREL_ASSIGN(auto tokens, user_tokens(model, *input, env));
-  return std::vector<Prompt>{{std::move(tokens), ""}};
+  CARREL_ASSIGN(ChatTokens chat, user_tokens(model, *input, env));
+  return std::vector<Prompt>{{std::move(chat.tokens), "", std::move(chat.boundaries)}};
 }
 
 }  // namespace
@@ -215,6 +216,7 @@ Result<GenerateCall> parse_generate(Dialect dialect, const std::string& body, co
   for (Prompt& p : prompts) {
     Request one = r;
     one.prompt = std::move(p.tokens);
+    one.boundaries = std::move(p.boundaries);
     const int64_t room = model.graph().max_positions - static_cast<int64_t>(one.prompt.size());
     one.max_new_tokens = max_tokens > 0 ? max_tokens : std::clamp<int64_t>(room, 1, kDefaultAnswer);
     for (int64_t i = 0; i < n; i++) {

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "app/api/generate.h"
-
 namespace carrel {
 namespace {
 
@@ -28,9 +26,21 @@ Status check_messages(const Json* messages) {
   return {};
 }
 
+/// Tokens before each of the byte offsets, rising. Where a tokenizer changes the text's length they may be off by a few: what is kept there is
+/// then kept a little beside the end of the message, no more.
+std::vector<int64_t> token_positions(const Tokenizer& tokenizer, std::span<const int32_t> tokens, std::span<const size_t> offsets) {
+  std::vector<int64_t> out;
+  size_t n_bytes = 0, t = 0;
+  for (const size_t offset : offsets) {
+    for (; t < tokens.size() && n_bytes + tokenizer.token_bytes(tokens[t]).size() <= offset; t++) n_bytes += tokenizer.token_bytes(tokens[t]).size();
+    out.push_back(static_cast<int64_t>(t));
+  }
+  return out;
+}
+
 }  // namespace
 
-Result<std::vector<int32_t>> chat_tokens(const Model& model, const std::string& messages_json, const std::string& tools_json, bool add_generation_prompt,
+Result<ChatTokens> chat_tokens(const Model& model, const std::string& messages_json, const std::string& tools_json, bool add_generation_prompt,
                                          const std::string& extra_json, int64_t now_ms) {
   const ChatTemplate* chat = model.chat_template();
   if (chat == nullptr)
@@ -45,10 +55,13 @@ Result<std::vector<int32_t>> chat_tokens(const Model& model, const std::string& 
   if (!rendered) return fail(Code::kInvalidArgument, "the chat template refuses them: " + rendered.error().message, "messages");
   std::vector<TextPart> parts;
   for (const auto& part : rendered->parts) parts.push_back({part.text, part.from_template});
-  return model.tokenizer().encode_parts(parts);
+  ChatTokens out;
+  CARREL_ASSIGN(out.tokens, model.tokenizer().encode_parts(parts));
+  out.boundaries = token_positions(model.tokenizer(), out.tokens, rendered->message_boundaries);
+  return out;
 }
 
-Result<std::vector<int32_t>> read_chat(Fields& f, const Model& model, Env* env) {
+Result<ChatTokens> read_chat(Fields& f, const Model& model, Env* env) {
   const Json* messages = f.find("messages");
   CARREL_TRY(check_messages(messages));
   Json normal = *messages;
@@ -59,7 +72,7 @@ Result<std::vector<int32_t>> read_chat(Fields& f, const Model& model, Env* env) 
   return chat_tokens(model, dump(normal), "", f.flag("add_generation_prompt", true), extra != nullptr ? dump(*extra) : "", env->wall_ms());
 }
 
-Result<std::vector<int32_t>> user_tokens(const Model& model, const Json& content, Env* env) {
+Result<ChatTokens> user_tokens(const Model& model, const Json& content, Env* env) {
   return chat_tokens(model, dump(Json::array({{{"role", "user"}, {"content", content}}})), "", true, "", env->wall_ms());
 }
 

@@ -4,16 +4,17 @@
 #include <vector>
 
 #include "app/api/fields.h"
+#include "app/api/generate.h"
 #include "base/env.h"
 #include "engine/model/model.h"
 
 namespace carrel {
 
 /// Tokens of the request's "messages" through the model's template; with "add_generation_prompt" and "chat_template_kwargs". kInvalidArgument names the field.
-Result<std::vector<int32_t>> read_chat(Fields& f, const Model& model, Env* env);
+Result<ChatTokens> read_chat(Fields& f, const Model& model, Env* env);
 
 /// One user message.
-Result<std::vector<int32_t>> user_tokens(const Model& model, const Json& content, Env* env);
+Result<ChatTokens> user_tokens(const Model& model, const Json& content, Env* env);
 
 /// kNotFound when a name is given that is not the model's.
 Status check_model(const std::string& asked, const Model& model);

@@ -11,7 +11,8 @@ Result<TextAnswer> tokenize_body(const std::string& body, const Model& model, En
   CARREL_TRY(check_model(f.text("model", model.name()), model));
   std::vector<int32_t> tokens;
   if (const Json* messages = f.find("messages"); messages != nullptr) {
-    CARREL_ASSIGN(tokens, read_chat(f, model, env));
+    CARREL_ASSIGN(ChatTokens chat, read_chat(f, model, env));
+    tokens = std::move(chat.tokens);
   } else {
     const Json* text = f.find("text");
     if (text == nullptr || !text->is_string()) return fail(Code::kInvalidArgument, "must be a string (or give messages)", "text");

@@ -18,12 +18,18 @@ int cmd_run(const RunArgs& args) {
   const Model& model = *room->model;
   const bool raw = args.raw || model.chat_template() == nullptr;
   const nlohmann::json messages = nlohmann::json::array({{{"role", "user"}, {"content", args.prompt}}});
-  auto prompt = raw ? model.tokenizer().encode(args.prompt, {.add_special = true, .parse_special = false}) : chat_tokens(model, messages.dump(), "", true, "", Env::real()->wall_ms());
+  const auto plain = [&]() -> Result<ChatTokens> {
+    ChatTokens out;
+    CARREL_ASSIGN(out.tokens, model.tokenizer().encode(args.prompt, {.add_special = true, .parse_special = false}));
+    return out;
+  };
+  auto prompt = raw ? plain() : chat_tokens(model, messages.dump(), "", true, "", Env::real()->wall_ms());
   if (!prompt) return report(prompt.error(), args.common);
 
   Request r;
   r.id = "run";
-  r.prompt = std::move(*prompt);
+  r.prompt = std::move(prompt->tokens);
+  r.boundaries = std::move(prompt->boundaries);
   r.tenant = r.namespace_id = "run";
   r.sampling.temperature = 0;
   r.max_new_tokens = args.max_tokens;

@@ -225,7 +225,7 @@ Result<RenderedChat> ChatTemplate::render(const ChatRequest& request) const {
   put(shorter, "add_generation_prompt", Value::boolean(false));
   size_t n_bytes = 0;
   const size_t least = all.size() > kMaxBoundaries ? all.size() - kMaxBoundaries : 0;
-  for (size_t n = all.size(); n > least && n_bytes + text.bytes.size() <= kMaxBoundaryBytes; --n) {
+  for (size_t n = all.size(); n > 0 && n_bytes + text.bytes.size() <= kMaxBoundaryBytes; n = n == least + 1 && least > 0 ? 1 : n - 1) {
     put(shorter, "messages", frozen({all.begin(), all.begin() + static_cast<ptrdiff_t>(n)}));
     const auto prefix = template_.render(jinja::make_dict(shorter), limits(), clock);
     n_bytes += text.bytes.size();

@@ -77,8 +77,9 @@ TEST(ChatTemplate, KnowsWhereMessagesEnd) {
   std::string many = "[";
   for (int i = 0; i < 65; ++i) many += std::string(i > 0 ? "," : "") + R"({"role":"user","content":"a"})";
   const auto latest = t->render({.messages_json = many + "]", .tools_json = "", .extra_json = ""});
-  ASSERT_EQ(latest->message_boundaries.size(), 64u) << "the latest ones, not the first";
-  EXPECT_EQ(latest->message_boundaries.front(), 2 * r->message_boundaries[0]);
+  ASSERT_EQ(latest->message_boundaries.size(), 65u) << "the first one and the latest";
+  EXPECT_EQ(latest->message_boundaries[0], r->message_boundaries[0]);
+  EXPECT_EQ(latest->message_boundaries[1], 2 * r->message_boundaries[0]);
   const std::string large = R"([{"role":"user","content":")" + std::string(3 << 20, 'x') + R"("},{"role":"user","content":"a"}])";
   EXPECT_EQ(t->render({.messages_json = large, .tools_json = "", .extra_json = ""})->message_boundaries.size(), 1u) << "one more render, no more";
 }
