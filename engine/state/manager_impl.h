@@ -97,6 +97,10 @@ struct StateManager::Impl {
   Match match(const Walk& walk, std::vector<Record*>& failed) const;
   void quarantine(Record* record, Check failed);
   Result<Admission> admit_locked(const AdmitRequest& request, const BlockKeys& keys);
+  /// Block of a group that a resume at n_blocks reads first; it reads all up to n_blocks.
+  int64_t first_read(int64_t group, int64_t n_blocks) const;
+  bool verify_host(const Walk& walk, const Match& match);
+  Status restore(Sequence::Impl& seq, const Walk& walk, int64_t n_blocks);
   void pin(Sequence::Impl& seq, const Walk& walk, int64_t n_blocks);
   void count_match(const AdmitRequest& request, const Match& match, const Walk& walk, int64_t max_blocks);
   void announce(Sequence::Impl& seq, int64_t from, int64_t to);
@@ -119,6 +123,7 @@ struct StateManager::Impl {
   void publish(Sequence::Impl& seq, int64_t block);
   Block* ensure_chain(Sequence::Impl& seq, int64_t block);
   Block* find_chain(const Sequence::Impl& seq, int64_t block) const;
+  bool same_in_host(Block* node, int group, const Digest& digest);
   bool settle_known(Sequence::Impl& seq, int64_t block, Block* node);
   void withdraw(Sequence::Impl& seq, int64_t up_to);
   void stop_storing(Sequence::Impl& seq);
@@ -130,8 +135,5 @@ struct StateManager::Impl {
   std::string breach() const;
   void audit() const;
 };
-
-/// SHA-256 over the logical rows of a page, layer by layer, without padding.
-Digest digest_rows(const std::byte* page, const RowLayout& layout, int n_layers);
 
 }  // namespace carrel

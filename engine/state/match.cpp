@@ -71,10 +71,15 @@ Walk walk_chain(const PrefixIndex& index, const BlockKeys& keys, std::span<const
       break;
     }
     out.chain.push_back(block);
-    if (block->n_resident > 0) out.n_nominal = i + 1;
     parent = block;
   }
+  out.measure();
   return out;
+}
+
+void Walk::measure() {
+  n_nominal = static_cast<int64_t>(chain.size());
+  while (n_nominal > 0 && chain[static_cast<size_t>(n_nominal) - 1]->n_resident == 0) n_nominal--;
 }
 
 }  // namespace carrel

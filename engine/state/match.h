@@ -43,6 +43,8 @@ struct Walk {
   std::vector<Block*> chain;  // as far as keys are known, ghosts included
   int64_t n_nominal = 0;      // blocks up to the last one that still has data
   bool collision = false;     // ended at an equal key of another prefix
+
+  void measure();  // n_nominal, from what the chain has now
 };
 Walk walk_chain(const PrefixIndex& index, const BlockKeys& keys, std::span<const int32_t> tokens, int ns, int block_size, int64_t n_blocks);
 

@@ -20,7 +20,8 @@ Lease::~Lease() {
   if (record_ != nullptr) index_->release(record_, generation_);
 }
 
-PrefixIndex::PrefixIndex(const ModelState& model, int64_t max_ghosts) : model_(model), max_ghosts_(max_ghosts) {
+PrefixIndex::PrefixIndex(const ModelState& model, int64_t max_ghosts, size_t host_budget_bytes)
+    : model_(model), max_ghosts_(max_ghosts), host_budget_bytes_(host_budget_bytes), layout_(sha256(row_layout_id(model))) {
   for (const StateSpec& g : model.groups) {
     page_bytes_.push_back(page_bytes(g, model.block_size));
     if (is_log(g.kind)) {
@@ -170,14 +171,12 @@ bool PrefixIndex::logs_evictable(const Block& block) const {
 
 /// Whether a prefix that ends with this block could be resumed; logs further up are there as long as these are (leaves go first).
 bool PrefixIndex::point_alive(const Block& block) const {
-  if (block.n_logs < n_log_groups_) return false;
   for (size_t g = 0; g < model_.groups.size(); g++) {
     const StateSpec& spec = model_.groups[g];
-    if (is_log(spec.kind)) continue;
-    const int64_t n = point_blocks(spec, model_.block_size);
+    const int64_t n = is_log(spec.kind) ? 1 : point_blocks(spec, model_.block_size);
     const Block* at = &block;
     for (int64_t i = 0; i < n && at != nullptr; i++, at = at->parent)
-      if (!at->records[g]) return false;
+      if (!has(*at, g)) return false;
   }
   return true;
 }
@@ -282,6 +281,7 @@ bool PrefixIndex::evict_first(const Queue& queue) {
       set_candidate(c, e.block, e.group, true, now);
       continue;
     }
+    if (now > kWorthless) offload(e.block);  // what nobody can resume at is not worth a copy
     if (record == nullptr) {
       evict_logs(e.block);
     } else {
@@ -296,6 +296,7 @@ bool PrefixIndex::evict_first(const Queue& queue) {
 // ---- forgetting
 
 void PrefixIndex::drop_block(Block* block) {
+  drop_host(block, -1);
   if (block->ghosted != 0) {
     idle_ghosts_.erase(block->ghosted);
     n_ghosts_--;
@@ -333,6 +334,7 @@ int64_t PrefixIndex::erase(int ns) {
 
 std::string PrefixIndex::audit() const {
   const auto breach = [](const Block& b, const char* what) { return std::string("block ") + std::to_string(b.id) + ": " + what; };
+  size_t host_bytes = 0, n_host = 0;
   size_t n_queued = 0, n_recurrent = 0, n_recurrent_queued = 0;
   std::unordered_map<int, size_t> recurrent_bytes;
   int64_t n_ghosts = 0;
@@ -343,7 +345,14 @@ std::string PrefixIndex::audit() const {
     if (b.parent != nullptr &&
         (b.child_slot >= b.parent->children.size() || b.parent->children[b.child_slot] != &b || b.depth != b.parent->depth + 1))
       return breach(b, "its parent does not know it");
-    int n_resident = 0, n_logs = 0, n_log_children = 0;
+    int n_resident = b.host ? 1 : 0, n_logs = 0, n_log_children = 0;
+    if (b.host) {
+      host_bytes += b.host->extent.size();
+      n_host++;
+      const auto at = host_order_.find(b.host->used);
+      if (at == host_order_.end() || at->second != &b || b.host->groups == 0 || b.host->n_pins != 0)
+        return breach(b, "its copy in host memory is not accounted for");
+    }
     for (const Block* c : b.children) n_log_children += c->n_logs > 0 ? 1 : 0;
     for (size_t g = 0; g < b.records.size(); g++) {
       const Record* r = b.records[g].get();
@@ -374,6 +383,8 @@ std::string PrefixIndex::audit() const {
     if (r.bytes != recurrent_bytes[ns]) return "the bytes of a namespace's recurrent records are off";
   }
   if (n_recurrent != n_recurrent_queued) return "a namespace's queue of recurrent records is off";
+  if (host_bytes != host_bytes_ || n_host != host_order_.size()) return "the ledger of host memory does not sum up";
+  if (host_bytes_ > host_budget_bytes_) return "the budget of host memory is exceeded";
   if (n_queued != queue_.size()) return "the eviction queue has entries of records that are gone";
   if (n_idle != n_idle_) return "the count of idle records is off";
   if (n_ghosts != n_ghosts_) return "the count of ghosts is off";

@@ -13,6 +13,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/error.h"
+#include "engine/state/extent.h"
 #include "engine/state/record.h"
 #include "engine/state/spec.h"
 
@@ -40,7 +42,8 @@ inline bool is_log(StateKind kind) {
 
 class PrefixIndex {
  public:
-  PrefixIndex(const ModelState& model, int64_t max_ghosts);
+  /// host_budget_bytes: of the host tier; 0: what is evicted is gone.
+  PrefixIndex(const ModelState& model, int64_t max_ghosts, size_t host_budget_bytes);
 
   Block* find(const Digest& key) const;
   /// True when the block is what its key says: same namespace, same parent, same tokens.
@@ -65,6 +68,25 @@ class PrefixIndex {
     const auto at = recurrent_.find(ns);
     return at == recurrent_.end() ? 0 : at->second.bytes;
   }
+  // ---- host tier (host_tier.cpp)
+  bool in_host(const Block& block, int group) const { return block.host && (block.host->groups >> group & 1) != 0; }
+  /// Copies what the block has on the device, beside what the host has of it already. False: the copy does not fit the host budget.
+  bool offload(Block* block);
+  /// The part of a group, borrowed until the copy changes. kCorrupt: the copy is no extent of this block, or lacks the part.
+  Result<ExtentPart> host_part(const Block& block, int group) const;
+  /// Whether its rows are what was sealed; it counts as a use. False: the part was dropped.
+  bool verify_host(Block* block, int group);
+  /// Forgets a part (group < 0: all of them).
+  void drop_host(Block* block, int group);
+  void pin_host(Block* block, int delta);
+  /// Flips a bit in the rows of a part.
+  void damage_host_for_test(Block* block, int group);
+  size_t host_bytes() const { return host_bytes_; }
+  size_t host_budget_bytes() const { return host_budget_bytes_; }
+  int64_t n_host() const { return static_cast<int64_t>(host_order_.size()); }
+  uint64_t n_offloaded() const { return n_offloaded_; }
+  uint64_t n_host_evicted() const { return n_host_evicted_; }
+
   /// Forgets ghosts beyond the limit, oldest first. Blocks found before may be gone afterwards.
   void trim_ghosts();
   /// Forgets every block of a namespace (all: ns < 0), ghosts included. Returns the records dropped.
@@ -121,9 +143,14 @@ class PrefixIndex {
   double point_score(const Block& block) const;
   double window_score(const Block& block, int group) const;
   void evict_logs(Block* block);
+  bool has(const Block& block, size_t group) const { return block.records[group] != nullptr || in_host(block, static_cast<int>(group)); }
+  bool make_host_room(size_t n_bytes);
+  void touch_host(Block* block);
 
   const ModelState& model_;
   const int64_t max_ghosts_;
+  const size_t host_budget_bytes_;
+  const Digest layout_;  // of row_layout_id
   int n_log_groups_ = 0;
   int64_t max_window_blocks_ = 1;
   std::vector<size_t> page_bytes_;  // [group]
@@ -136,7 +163,10 @@ class PrefixIndex {
   std::map<uint64_t, Block*> idle_ghosts_;        // ghosts without children, by age
   int64_t n_ghosts_ = 0;
   uint64_t next_id_ = 1, next_generation_ = 1, next_ghost_ = 1;
-  uint64_t n_evicted_ = 0;
+  uint64_t n_evicted_ = 0, n_offloaded_ = 0, n_host_evicted_ = 0;
+  size_t host_bytes_ = 0;
+  std::map<uint64_t, Block*> host_order_;  // by last use
+  uint64_t next_use_ = 1;
   std::vector<int64_t> n_leased_, n_resident_, n_idle_;  // [group]
 };
 

@@ -12,13 +12,14 @@
 #include <utility>
 #include <vector>
 
+#include "base/env.h"
 #include "base/hash.h"
 #include "engine/state/page_pool.h"
 
 namespace carrel {
 
 /// Life of one (block, group): empty → writing → sealed → published → evicted | quarantined. Writing and sealed pages are private to a
-/// sequence.
+/// sequence. What was evicted may still have a copy in host memory (HostCopy), from which it is published again.
 enum class RecordState : uint8_t { kEmpty, kWriting, kSealed, kPublished, kEvicted, kQuarantined };
 
 constexpr std::string_view to_string(RecordState s) {
@@ -49,6 +50,14 @@ struct Record {
   Candidate candidate;
 };
 
+/// What host memory keeps of a block: an extent (extent.h).
+struct HostCopy {
+  Bytes extent;
+  uint64_t groups = 0;  // bit per group that can be restored from it
+  uint64_t used = 0;    // order of the last use
+  int32_t n_pins = 0;   // admissions that are about to read it
+};
+
 struct Block {
   Digest key{};
   Block* parent = nullptr;
@@ -57,11 +66,12 @@ struct Block {
   std::vector<int32_t> tokens;
   std::vector<std::unique_ptr<Record>> records;  // [group]
   std::vector<RecordState> lost;                 // [group] why there is no record
+  std::unique_ptr<HostCopy> host;                // null: nothing
   std::vector<Block*> children;
-  size_t child_slot = 0;  // index in parent->children
-  int n_resident = 0, n_logs = 0;
-  int n_log_children = 0;  // children that hold a log record
-  double hits = 0;         // decayed, as of hits_tick; of the state point at this block's end
+  size_t child_slot = 0;           // index in parent->children
+  int n_resident = 0, n_logs = 0;  // n_resident: records, and one for the host copy
+  int n_log_children = 0;          // children that hold a log record
+  double hits = 0;                 // decayed, as of hits_tick; of the state point at this block's end
   uint64_t hits_tick = 0;
   uint64_t id = 0;       // order of creation: breaks ties
   uint64_t ghosted = 0;  // order in which it became a ghost; 0: it is none

@@ -4,6 +4,7 @@
 
 #include "base/log.h"
 #include "engine/state/manager_impl.h"
+#include "engine/state/rows.h"
 
 namespace carrel {
 
@@ -12,13 +13,6 @@ constexpr int64_t kAllBlocks = INT64_MAX;
 constexpr double kBornHits = 1.0 / 16;    // worth of a state point that nobody asked for yet
 constexpr double kMessageHits = 1.0 / 4;  // the same of one behind an earlier message
 }  // namespace
-
-Digest digest_rows(const std::byte* page, const RowLayout& layout, int n_layers) {
-  Sha256 h;
-  const size_t n = layout.row_stride_bytes * static_cast<size_t>(layout.rows_per_page);
-  for (int l = 0; l < n_layers; l++) h.update(std::span(page + static_cast<size_t>(l) * layout.layer_stride_bytes, n));
-  return h.finish();
-}
 
 // ---- Sequence
 
@@ -264,14 +258,17 @@ bool StateManager::Impl::settle_known(Sequence::Impl& seq, int64_t block, Block*
   bool equal = true, known = false;
   for (size_t g = 0; g < node->records.size(); g++) {
     Record* r = node->records[g].get();
-    if (r == nullptr || !seq.cells[g][static_cast<size_t>(block)].page) continue;
+    const Cell& own = seq.cells[g][static_cast<size_t>(block)];
+    if (r == nullptr && own.page && index.in_host(*node, static_cast<int>(g)) && !same_in_host(node, static_cast<int>(g), own.digest))
+      equal = false;
+    if (r == nullptr || !own.page) continue;
     if (const auto failed = failed_check(*r, rule())) {
       quarantine(r, *failed);
       continue;
     }
     known = true;
     counters.compared++;
-    if (r->digest == seq.cells[g][static_cast<size_t>(block)].digest) continue;
+    if (r->digest == own.digest) continue;
     equal = false;
     counters.digest_mismatches++;
     counters.quarantined++;
@@ -291,6 +288,21 @@ bool StateManager::Impl::settle_known(Sequence::Impl& seq, int64_t block, Block*
     counters.adopted++;
   }
   return true;
+}
+
+/// Compares what was computed again with the copy in host memory, which is dropped when it differs.
+bool StateManager::Impl::same_in_host(Block* node, int group, const Digest& digest) {
+  counters.compared++;
+  const auto part = index.host_part(*node, group);
+  if (part && part->digest == digest) return true;
+  counters.digest_mismatches++;
+  counters.quarantined++;
+  spdlog::error(
+      "state: group {} at token {} was computed again with another result than its copy in host memory, which was dropped; check memory "
+      "and kernels",
+      spec(group).name, node->depth * block_size);
+  index.drop_host(node, part ? group : -1);
+  return false;
 }
 
 void StateManager::Impl::publish(Sequence::Impl& seq, int64_t block) {

@@ -4,7 +4,9 @@
 #include <algorithm>
 
 #include "base/log.h"
+#include "engine/state/extent.h"
 #include "engine/state/manager_impl.h"
+#include "engine/state/rows.h"
 
 namespace carrel {
 
@@ -44,14 +46,17 @@ std::string bytes_text(size_t n) {
 
 Status check_config(const StateConfig& c) {
   const ModelState& m = c.model;
+  constexpr size_t kMaxGroups = 64;  // a bit each
   const auto bad = [](std::string what) { return fail(Code::kInvalidArgument, std::move(what), "state"); };
-  if (m.groups.empty() || m.block_size <= 0) return bad("the model declares no state groups or no block size");
+  if (m.groups.empty() || m.groups.size() > kMaxGroups || m.block_size <= 0)
+    return bad("the model declares no state groups, more than 64, or no block size");
   for (const StateSpec& g : m.groups) {
     const RowLayout l = layout_of(g, m.block_size);
     if (g.ratio > 0 && m.block_size % g.ratio != 0)
       return bad("group " + g.name + ": a block of " + std::to_string(m.block_size) + " tokens is not a whole number of rows of " +
                  std::to_string(g.ratio));
     if (g.n_layers <= 0 || l.rows_per_page <= 0 || l.row_stride_bytes == 0) return bad("group " + g.name + ": no rows");
+    if (!serialized(g.kind)) return bad("group " + g.name + ": nothing can carry its kind to another tier");
     if (g.kind == StateKind::kRecurrent && g.ratio != 0) return bad("group " + g.name + ": registers have no ratio");
     if (g.kind == StateKind::kWindow && g.window < 1) return bad("group " + g.name + ": a window of no rows");
     if (l.layer_stride_bytes % PagePool::kAlignment != 0) return bad("group " + g.name + ": layers are not aligned to 64 bytes");
@@ -73,7 +78,7 @@ StateManager::Impl::Impl(StateConfig c)
       recurrent(recurrent_groups(config.model)),
       ladder_blocks(ladder_of(config.model)),
       pool(config.model, config.budget_bytes, config.poison),
-      index(config.model, config.max_ghosts) {
+      index(config.model, config.max_ghosts, config.host_budget_bytes) {
   if (!config.reuse) return;
   const auto warn = [&](std::string text) {
     spdlog::warn("state: {}", text);
@@ -180,10 +185,11 @@ Match StateManager::Impl::match(const Walk& walk, std::vector<Record*>& failed) 
   Intersection hit = intersect(config.model, walk.n_nominal, [&](int g, int64_t b) {
     const Block& block = *walk.chain[static_cast<size_t>(b)];
     const std::string_view lacks = residency(block, g, r);
+    if (!lacks.empty() && index.in_host(block, g)) return std::string_view();
     if (!lacks.empty() && block.records[static_cast<size_t>(g)]) failed.push_back(block.records[static_cast<size_t>(g)].get());
     return lacks;
   });
-  return {walk.n_nominal * block_size, hit.n_blocks * block_size, std::move(hit.vetoes)};
+  return {walk.n_nominal * block_size, hit.n_blocks * block_size, 0, std::move(hit.vetoes)};
 }
 
 /// A record that failed a check is never offered again.
@@ -237,9 +243,12 @@ Result<Admission> StateManager::Impl::admit_locked(const AdmitRequest& request, 
   Match found;
   if (reuse) {
     walk = walk_chain(index, keys, request.tokens, ns, block_size, max_blocks);
-    std::vector<Record*> failed;
-    found = match(walk, failed);
-    for (Record* r : failed) quarantine(r, *failed_check(*r, rule()));
+    do {
+      std::vector<Record*> failed;
+      found = match(walk, failed);
+      for (Record* r : failed) quarantine(r, *failed_check(*r, rule()));
+      walk.measure();
+    } while (!verify_host(walk, found));
   }
   const int64_t hit = found.effective / block_size;
   if (reuse && computed_by_another(keys, hit, max_blocks)) {
@@ -276,6 +285,7 @@ Result<Admission> StateManager::Impl::admit_locked(const AdmitRequest& request, 
   seq->newest.cells.resize(recurrent.size());
   pin(*seq, walk, hit);
   Status space = check_room(*seq);
+  if (space) space = restore(*seq, walk, hit);
   if (space) space = reserve_locked(*seq, std::min<int64_t>(block_size, static_cast<int64_t>(request.tokens.size()) - seq->n_past));
   if (space && config.model.slot_bytes > 0) {
     seq->slot = take(pool.slot_kind());
@@ -291,23 +301,80 @@ Result<Admission> StateManager::Impl::admit_locked(const AdmitRequest& request, 
   live.insert(seq.get());
   if (hit > 0) index.touch(walk.chain[static_cast<size_t>(hit) - 1], 1, tick);
   if (seq->storing) announce(*seq, hit, n_full);
-  count_match(request, found, walk, max_blocks);
+  count_match(request, seq->match, walk, max_blocks);
   return Admission{Sequence(std::move(seq))};
 }
 
-/// Leases everything that a resume at the point will read: before anything is allocated, so that no allocation can evict it.
+int64_t StateManager::Impl::first_read(int64_t group, int64_t n_blocks) const {
+  if (spec(group).kind == StateKind::kRecurrent) return std::max<int64_t>(0, n_blocks - 1);  // the registers at the point itself, once
+  return first_needed(group, n_blocks * block_size);
+}
+
+/// Whether all that the match wants from host memory is what was sealed. False: what is not was dropped, so that the match must be made
+/// again.
+bool StateManager::Impl::verify_host(const Walk& walk, const Match& match) {
+  bool whole = true;
+  for (int64_t g = 0; g < n_groups() && index.n_host() > 0; g++) {
+    for (int64_t b = first_read(g, match.effective / block_size); b < match.effective / block_size; b++) {
+      Block* block = walk.chain[static_cast<size_t>(b)];
+      if (block->records[static_cast<size_t>(g)]) continue;
+      if (index.in_host(*block, static_cast<int>(g)) && index.verify_host(block, static_cast<int>(g))) continue;
+      whole = false;
+      counters.restore_failures[static_cast<size_t>(spec(g).kind)]++;
+      counters.quarantined++;
+      spdlog::error("state: group {} at token {} cannot be restored from host memory: its copy is damaged and was dropped", spec(g).name,
+                    b * block_size);
+    }
+  }
+  return whole;
+}
+
+/// Leases everything resident that a resume at the point will read: before anything is allocated, so that no allocation can evict it.
 void StateManager::Impl::pin(Sequence::Impl& seq, const Walk& walk, int64_t n_blocks) {
   seq.size_table(n_blocks);
   for (int64_t g = 0; g < n_groups(); g++) {
-    const bool registers = spec(g).kind == StateKind::kRecurrent;  // those at the point itself, once
-    seq.first_held[static_cast<size_t>(g)] = registers ? std::max<int64_t>(0, n_blocks - 1) : first_needed(g, n_blocks * block_size);
+    seq.first_held[static_cast<size_t>(g)] = first_read(g, n_blocks);
     for (int64_t b = seq.first_held[static_cast<size_t>(g)]; b < n_blocks; b++) {
+      Record* r = walk.chain[static_cast<size_t>(b)]->records[static_cast<size_t>(g)].get();
+      if (r == nullptr) continue;
       Cell cell;
       cell.state = RecordState::kPublished;
-      cell.lease = index.lease(walk.chain[static_cast<size_t>(b)]->records[static_cast<size_t>(g)].get());
+      cell.lease = index.lease(r);
       seq.set_cell(static_cast<size_t>(g), b, std::move(cell));
     }
   }
+}
+
+/// Brings back from host memory what pin did not find, verified before, and leases it. All of it or, where space is short, nothing is read.
+Status StateManager::Impl::restore(Sequence::Impl& seq, const Walk& walk, int64_t n_blocks) {
+  std::vector<std::pair<size_t, int64_t>> wanted;
+  for (size_t g = 0; g < seq.cells.size(); g++)
+    for (int64_t b = seq.first_held[g]; b < n_blocks; b++)
+      if (seq.table[g][static_cast<size_t>(b)] == nullptr) wanted.emplace_back(g, b);
+  for (const auto& [g, b] : wanted) index.pin_host(walk.chain[static_cast<size_t>(b)], 1);
+  std::vector<PageHandle> pages;
+  for (const auto& [g, b] : wanted) pages.push_back(take(static_cast<int>(g)));
+  for (const auto& [g, b] : wanted) index.pin_host(walk.chain[static_cast<size_t>(b)], -1);
+  if (std::any_of(pages.begin(), pages.end(), [](const PageHandle& p) { return !p; }))
+    return fail(Code::kExhausted, "no space to restore " + std::to_string(wanted.size()) + " records of the prefix from host memory",
+                "cache.max_size_gb");
+  std::set<int64_t> blocks;
+  for (size_t i = 0; i < wanted.size(); i++) {
+    const auto [g, b] = wanted[i];
+    Block* block = walk.chain[static_cast<size_t>(b)];
+    const auto part = index.host_part(*block, static_cast<int>(g));
+    if (!part) return std::unexpected(part.error());
+    scatter_rows(part->rows, layouts[g], spec(static_cast<int64_t>(g)).n_layers, pages[i].data());
+    Cell cell;
+    cell.state = RecordState::kPublished;
+    cell.lease =
+        index.lease(index.publish(block, static_cast<int>(g), std::move(pages[i]), part->digest, layouts[g].rows_per_page, layout, epoch));
+    seq.set_cell(g, b, std::move(cell));
+    counters.restored++;
+    blocks.insert(b);
+  }
+  seq.match.restored = static_cast<int64_t>(blocks.size()) * block_size;
+  return {};
 }
 
 void StateManager::Impl::announce(Sequence::Impl& seq, int64_t from, int64_t to) {
@@ -330,6 +397,7 @@ void StateManager::Impl::count_match(const AdmitRequest& request, const Match& m
   counters.prompt_tokens += request.tokens.size();
   counters.nominal_tokens += static_cast<uint64_t>(match.nominal);
   counters.effective_tokens += static_cast<uint64_t>(match.effective);
+  counters.restored_tokens += static_cast<uint64_t>(match.restored);
   counters.ghost_tokens += (walk.chain.size() - static_cast<size_t>(walk.n_nominal)) * static_cast<size_t>(block_size);
   if (walk.collision) counters.key_collisions++;
   bool counted[std::size(kStateKinds)] = {};
@@ -408,6 +476,11 @@ StateStats StateManager::stats() const {
   s.epoch = m.epoch;
   s.ladder_tokens = m.ladder_blocks * m.block_size;
   s.evicted = m.index.n_evicted();
+  s.host_budget_bytes = m.index.host_budget_bytes();
+  s.host_bytes = m.index.host_bytes();
+  s.n_host_blocks = m.index.n_host();
+  s.offloaded = m.index.n_offloaded();
+  s.host_evicted = m.index.n_host_evicted();
   return s;
 }
 
@@ -427,7 +500,16 @@ Status StateManager::damage_for_test(const AdmitRequest& prefix, int64_t block, 
       std::find_if(m.config.model.groups.begin(), m.config.model.groups.end(), [&](const StateSpec& s) { return s.name == group; });
   if (spec == m.config.model.groups.end()) return fail(Code::kNotFound, "no such group", group);
   Block* at = block >= 0 && block < static_cast<int64_t>(keys.size()) ? m.index.find(keys[static_cast<size_t>(block)]) : nullptr;
-  Record* r = at == nullptr ? nullptr : at->records[static_cast<size_t>(spec - m.config.model.groups.begin())].get();
+  const auto g = static_cast<int>(spec - m.config.model.groups.begin());
+  if (at != nullptr && (damage == Damage::kDropHost || damage == Damage::kFlipHostBit)) {
+    if (!m.index.in_host(*at, g)) return fail(Code::kNotFound, "host memory has no copy of block " + std::to_string(block), group);
+    if (damage == Damage::kDropHost)
+      m.index.drop_host(at, g);
+    else
+      m.index.damage_host_for_test(at, g);
+    return {};
+  }
+  Record* r = at == nullptr ? nullptr : at->records[static_cast<size_t>(g)].get();
   if (r == nullptr) return fail(Code::kNotFound, "no published record of block " + std::to_string(block), group);
   if (r->n_leases > 0) return fail(Code::kUnavailable, "block " + std::to_string(block) + " is leased", group);
   switch (damage) {
@@ -448,6 +530,13 @@ Status StateManager::damage_for_test(const AdmitRequest& prefix, int64_t block, 
       break;
     case Damage::kFlipBit:
       *r->data ^= std::byte{1};
+      break;
+    case Damage::kOffload:
+      if (!m.index.offload(at)) return fail(Code::kUnavailable, "the host tier is off or too small", "cache.offload.host_memory_size");
+      m.index.detach(r, RecordState::kEvicted);
+      break;
+    case Damage::kDropHost:
+    case Damage::kFlipHostBit:
       break;
   }
   return {};

@@ -27,8 +27,8 @@ struct Veto {
   StateKind kind = StateKind::kWindow;
   std::string group;
   int64_t position = 0;  // the longest resume point that this group refused
-  std::string
-      residency;  // of the state it lacks: "absent", "evicted", "quarantined"; a failed check: "half_block", "layout", "epoch", "alignment"
+  /// Of the state it lacks: "absent", "evicted", "quarantined"; a failed check: "half_block", "layout", "epoch", "alignment".
+  std::string residency;
 };
 
 struct StateConfig {
@@ -37,6 +37,7 @@ struct StateConfig {
   std::string numerics_id;
   std::string kernel_layout_id;     // page_layout_id of the graph that will read the pages (check 2)
   size_t budget_bytes = 0;          // all pages and slots
+  size_t host_budget_bytes = 0;     // copies of what leaves them; 0: it is gone
   int max_sequences = 256;          // live at a time
   int64_t max_step_tokens = 512;    // the most that one reserve() will ask for: prefill chunk
   int64_t max_sequence_tokens = 0;  // longest prompt + answer; 0: unknown
@@ -62,6 +63,7 @@ struct AdmitRequest {
 struct Match {
   int64_t nominal = 0;    // tokens whose block keys are known, at most ⌊(len−1)/B⌋·B
   int64_t effective = 0;  // tokens whose computation is skipped
+  int64_t restored = 0;   // of these, in blocks of which something came from a lower tier
   std::vector<Veto> vetoes;
 };
 
@@ -124,13 +126,19 @@ struct StateStats {
   uint64_t published = 0, adopted = 0, filled = 0, evicted = 0, purged = 0;  // records; filled: published into a block that had lost them
   uint64_t captured = 0, captures_skipped = 0;  // state points of recurrent groups: kept; not, for want of space
   uint64_t compared = 0, digest_mismatches = 0, quarantined = 0, key_collisions = 0;
-  uint64_t vetoes[std::size(kStateKinds)] = {};  // requests whose match this kind shortened
-  uint64_t check_failures[4] = {};               // whole blocks, layout, intersection (epoch), alignment
+  size_t host_budget_bytes = 0, host_bytes = 0;
+  int64_t n_host_blocks = 0;  // with a copy in host memory
+  uint64_t offloaded = 0, restored = 0, host_evicted = 0,
+           restored_tokens = 0;                            // copies made; records brought back; copies given up; of hits
+  uint64_t restore_failures[std::size(kStateKinds)] = {};  // records whose copy was not what was sealed
+  uint64_t vetoes[std::size(kStateKinds)] = {};            // requests whose match this kind shortened
+  uint64_t check_failures[4] = {};                         // whole blocks, layout, intersection (epoch), alignment
   bool inert_alarm = false;  // 100 eligible requests in a row with nominal > 0 and effective = 0; ends with the next hit
 };
 
 /// What a drill or a test does to one published record.
-enum class Damage { kEvict, kHalfBlock, kLayout, kEpoch, kMisalign, kFlipBit };
+/// The last three: the record is moved to host memory; its part of the copy there is dropped; a bit of that part is flipped.
+enum class Damage { kEvict, kHalfBlock, kLayout, kEpoch, kMisalign, kFlipBit, kOffload, kDropHost, kFlipHostBit };
 
 class StateManager {
  public:

@@ -83,6 +83,7 @@ class Walker {
     c.max_step_tokens = 3 * model_.block_size;
     c.max_sequences = 6;
     c.max_ghosts = room ? 1'000'000 : 40;
+    c.host_budget_bytes = room ? budget : budget / 2;
     manager_ = make(std::move(c));
     ladder_ = manager_->stats().ladder_tokens / model_.block_size;
     for (size_t g = 0; g < model_.groups.size(); g++) (model_.groups[g].kind == StateKind::kRecurrent ? registers_ : others_) |= 1u << g;
@@ -121,6 +122,7 @@ class Walker {
     EXPECT_EQ(s.used_bytes, published);
     EXPECT_GT(s.effective_tokens, 0u) << "the walk must exercise reuse";
     EXPECT_GT(s.evicted + s.filled, 0u);
+    EXPECT_GT(s.restored, 0u) << "and host memory";
     if (room_) {
       EXPECT_GT(s.waited, 0u);
       EXPECT_GT(s.filled, 0u);
@@ -289,14 +291,17 @@ class Walker {
     const auto g = static_cast<size_t>(dice_.below(static_cast<int64_t>(model_.groups.size())));
     uint64_t hash = 7;
     for (int64_t i = 0; i < (b + 1) * model_.block_size; i++) hash = mix(hash, static_cast<uint64_t>(prompt[static_cast<size_t>(i)]));
-    const Status s = manager_->evict_for_test(ask(prompt, ns), b, model_.groups[g].name);
+    const auto damage = [&](Damage d) { return manager_->damage_for_test(ask(prompt, ns), b, model_.groups[g].name, d); };
     const bool known = oracle_.knows({ns, hash}) && (oracle_.at({ns, hash}) >> g & 1) != 0;
-    if (s) {
-      EXPECT_TRUE(known);
-      oracle_.at({ns, hash}) &= ~(1u << g);
-    } else {
-      EXPECT_EQ(s.error().code == Code::kUnavailable, known) << s.error().text();
+    const bool offload = dice_.percent(50);  // stays restorable
+    const Status s = damage(offload ? Damage::kOffload : Damage::kEvict);
+    if (s || s.error().code == Code::kUnavailable) {
+      EXPECT_TRUE(known) << (s ? "gone" : s.error().text());
     }
+    if (offload || (!s && s.error().code == Code::kUnavailable)) return;
+    const bool in_host = damage(Damage::kDropHost).has_value();
+    EXPECT_EQ(s || in_host, known);
+    if (known) oracle_.at({ns, hash}) &= ~(1u << g);
   }
 
   void purge() {
