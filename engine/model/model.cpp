@@ -55,6 +55,7 @@ struct Model::Impl {
   std::unique_ptr<ModelSource> source;
   std::unique_ptr<ThreadTeam> team;
   std::unique_ptr<Ops> ops;
+  OpSet op_set_kind = OpSet::kFast;
   std::unique_ptr<LoadedWeights> weights;
   Graph graph;
   std::shared_ptr<const Tokenizer> tokenizer;
@@ -99,6 +100,7 @@ Result<std::unique_ptr<Model>> Model::load(Env* env, const ModelLocation& from, 
   const int threads = options.threads > 0 ? options.threads : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   i->team = std::make_unique<ThreadTeam>(threads);
   CARREL_ASSIGN(i->ops, make_ops(options.ops, i->team.get()));
+  i->op_set_kind = options.ops;
   const FormChooser choose = [ops = i->ops.get()](Form stored) { return ops->wanted_form(stored); };
   if (!from.store_entry.empty()) {
     CARREL_ASSIGN(StoredModel stored, open_stored_model(env, from.store_entry, choose, options.verify_full ? StoreVerify::kFull : StoreVerify::kSampled));
@@ -123,6 +125,7 @@ std::string_view Model::family() const { return impl_->family->name; }
 const Graph& Model::graph() const { return impl_->graph; }
 Ops& Model::ops() { return *impl_->ops; }
 ThreadTeam& Model::team() { return *impl_->team; }
+Result<std::unique_ptr<Ops>> Model::make_private_ops(ThreadTeam* team) const { return carrel::make_ops(impl_->op_set_kind, team); }
 const Tokenizer& Model::tokenizer() const { return *impl_->tokenizer; }
 const ChatTemplate* Model::chat_template() const { return impl_->chat ? &*impl_->chat : nullptr; }
 const GenerationDefaults& Model::generation_defaults() const { return impl_->defaults; }

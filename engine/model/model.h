@@ -52,6 +52,8 @@ class Model {
   const Graph& graph() const;
   Ops& ops();
   ThreadTeam& team();
+  /// Ops of the same numerics for somebody who computes beside the step thread.
+  Result<std::unique_ptr<Ops>> make_private_ops(ThreadTeam* team) const;
   const Tokenizer& tokenizer() const;
   const ChatTemplate* chat_template() const;  // null: the model has none and none was configured
   const GenerationDefaults& generation_defaults() const;

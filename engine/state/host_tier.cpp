@@ -26,41 +26,47 @@ bool PrefixIndex::make_host_room(size_t n_bytes) {
   return host_bytes_ + n_bytes <= host_budget_bytes_;
 }
 
+Bytes PrefixIndex::encode(const Block& block) const {
+  std::vector<ExtentPart> old;
+  if (block.host)
+    if (auto parts = decode_extent(model_, block.key, layout_, block.host->extent)) old = *std::move(parts);
+  std::vector<ExtentSource> sources;
+  for (size_t g = 0; g < block.records.size(); g++) {
+    const Record* r = block.records[g].get();
+    if (r != nullptr) sources.push_back({r->group, r->data, {}, r->digest});  // the device's, where both have it
+    for (const ExtentPart& p : old)
+      if (r == nullptr && p.group == static_cast<int>(g) && in_host(block, p.group))
+        sources.push_back({p.group, nullptr, p.rows, p.digest});
+  }
+  return sources.empty() ? Bytes() : encode_extent(model_, block.key, layout_, sources);
+}
+
+bool PrefixIndex::is_extent_of(const Digest& key, std::span<const std::byte> extent) const {
+  return decode_extent(model_, key, layout_, extent).has_value();
+}
+
 bool PrefixIndex::offload(Block* block) {
   if (host_budget_bytes_ == 0) return false;
-  uint64_t groups = block->host ? block->host->groups : 0;
-  std::vector<ExtentPart> old;
-  if (block->host) {
-    auto parts = decode_extent(model_, block->key, layout_, block->host->extent);
-    if (!parts) {
-      drop_host(block, -1);
-      groups = 0;
-    } else {
-      old = *std::move(parts);
-    }
-  }
-  std::vector<ExtentSource> sources;
   bool fresh = false;
-  for (size_t g = 0; g < block->records.size(); g++) {
-    if (block->records[g]) {  // the device's, where both have it: it was verified when it came from the host
-      sources.push_back({static_cast<int>(g), block->records[g]->data, {}, block->records[g]->digest});
-      fresh |= (groups >> g & 1) == 0;
-      continue;
-    }
-    for (const ExtentPart& p : old)
-      if (p.group == static_cast<int>(g) && (groups >> g & 1) != 0) sources.push_back({p.group, nullptr, p.rows, p.digest});
-  }
-  if (!fresh) return groups != 0;
+  for (size_t g = 0; g < block->records.size(); g++) fresh |= block->records[g] && !in_host(*block, static_cast<int>(g));
+  if (!fresh) return block->host != nullptr;
+  if (!attach(block, encode(*block))) return false;
+  n_offloaded_++;
+  return true;
+}
+
+bool PrefixIndex::attach(Block* block, Bytes extent) {
+  const auto parts = decode_extent(model_, block->key, layout_, extent);
+  if (!parts || parts->empty()) return false;
+  drop_host(block, -1);
+  if (!make_host_room(extent.size())) return false;
   auto copy = std::make_unique<HostCopy>();
-  copy->extent = encode_extent(model_, block->key, layout_, sources);
-  for (const ExtentSource& s : sources) copy->groups |= uint64_t{1} << s.group;
-  if (block->host) drop_host(block, -1);
-  if (!make_host_room(copy->extent.size())) return false;
-  host_bytes_ += copy->extent.size();
+  for (const ExtentPart& p : *parts) copy->groups |= uint64_t{1} << p.group;
+  host_bytes_ += extent.size();
+  copy->extent = std::move(extent);
   copy->used = next_use_++;
   host_order_.emplace(copy->used, block);
   block->host = std::move(copy);
-  n_offloaded_++;
   became_resident(block, false);
   return true;
 }

@@ -3,6 +3,7 @@
 // Owns every published page, and those that left the index while somebody still reads them. Decides what is worth keeping; does not decide
 // what is a hit (match.h). Threads: guarded by the state manager's lock.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <map>
@@ -76,6 +77,11 @@ class PrefixIndex {
   Result<ExtentPart> host_part(const Block& block, int group) const;
   /// Whether its rows are what was sealed; it counts as a use. False: the part was dropped.
   bool verify_host(Block* block, int group);
+  /// All that the block has, wherever it is, as an extent; empty: nothing.
+  Bytes encode(const Block& block) const;
+  bool is_extent_of(const Digest& key, std::span<const std::byte> extent) const;
+  /// Makes an extent of the block its copy, in the place of an older one. False: it does not fit the budget.
+  bool attach(Block* block, Bytes extent);
   /// Forgets a part (group < 0: all of them).
   void drop_host(Block* block, int group);
   void pin_host(Block* block, int delta);
@@ -98,6 +104,16 @@ class PrefixIndex {
   int64_t n_leased(int group) const { return n_leased_[static_cast<size_t>(group)]; }
   int64_t n_idle(int group) const { return n_idle_[static_cast<size_t>(group)]; }  // resident and not leased
   int64_t n_resident(int group) const { return n_resident_[static_cast<size_t>(group)]; }
+  /// The blocks of a namespace, parents before children. f(const Block&).
+  template <class F>
+  void for_each_block(int ns, F&& f) const {
+    std::vector<const Block*> all;
+    for (const auto& [key, block] : blocks_)
+      if (block->ns == ns) all.push_back(block.get());
+    std::sort(all.begin(), all.end(),
+              [](const Block* a, const Block* b) { return a->depth != b->depth ? a->depth < b->depth : a->id < b->id; });
+    for (const Block* b : all) f(*b);
+  }
   /// Every record there is, attached or not. f(const Record&).
   template <class F>
   void for_each_record(F&& f) const {

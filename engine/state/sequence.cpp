@@ -273,8 +273,8 @@ bool StateManager::Impl::settle_known(Sequence::Impl& seq, int64_t block, Block*
     counters.digest_mismatches++;
     counters.quarantined++;
     spdlog::error(
-        "state: group {} at token {} was computed again with another result; the published record is quarantined; check memory and kernels",
-        spec(static_cast<int64_t>(g)).name, block * block_size);
+        "{}: group {} at token {} was computed again with another result; the published record is quarantined; check memory and kernels",
+        config.label, spec(static_cast<int64_t>(g)).name, block * block_size);
     index.detach(r, RecordState::kQuarantined);
   }
   if (!equal || (known && !seq.reuse)) return false;
@@ -298,9 +298,9 @@ bool StateManager::Impl::same_in_host(Block* node, int group, const Digest& dige
   counters.digest_mismatches++;
   counters.quarantined++;
   spdlog::error(
-      "state: group {} at token {} was computed again with another result than its copy in host memory, which was dropped; check memory "
+      "{}: group {} at token {} was computed again with another result than its copy in host memory, which was dropped; check memory "
       "and kernels",
-      spec(group).name, node->depth * block_size);
+      config.label, spec(group).name, node->depth * block_size);
   index.drop_host(node, part ? group : -1);
   return false;
 }

@@ -1,4 +1,4 @@
-// Admission: match, pin, allocate, commit. Also what is done to the whole table: purge, epochs, statistics, damage for drills.
+// Admission: match, pin, allocate, commit.
 #include "engine/state/state_manager.h"
 
 #include <algorithm>
@@ -6,7 +6,6 @@
 #include "base/log.h"
 #include "engine/state/extent.h"
 #include "engine/state/manager_impl.h"
-#include "engine/state/rows.h"
 
 namespace carrel {
 
@@ -81,7 +80,7 @@ StateManager::Impl::Impl(StateConfig c)
       index(config.model, config.max_ghosts, config.host_budget_bytes) {
   if (!config.reuse) return;
   const auto warn = [&](std::string text) {
-    spdlog::warn("state: {}", text);
+    spdlog::warn("{}: {}", config.label, text);
     warnings.push_back(std::move(text));
   };
   if (config.max_sequence_tokens > 0 && config.max_sequence_tokens <= block_size)
@@ -196,7 +195,7 @@ Match StateManager::Impl::match(const Walk& walk, std::vector<Record*>& failed) 
 void StateManager::Impl::quarantine(Record* record, Check failed) {
   counters.check_failures[static_cast<size_t>(failed)]++;
   counters.quarantined++;
-  spdlog::error("state: a record of group {} at token {} failed check {} and was quarantined", spec(record->group).name,
+  spdlog::error("{}: a record of group {} at token {} failed check {} and was quarantined", config.label, spec(record->group).name,
                 record->block->depth * block_size, static_cast<int>(failed) + 1);
   index.detach(record, RecordState::kQuarantined);
 }
@@ -305,78 +304,6 @@ Result<Admission> StateManager::Impl::admit_locked(const AdmitRequest& request, 
   return Admission{Sequence(std::move(seq))};
 }
 
-int64_t StateManager::Impl::first_read(int64_t group, int64_t n_blocks) const {
-  if (spec(group).kind == StateKind::kRecurrent) return std::max<int64_t>(0, n_blocks - 1);  // the registers at the point itself, once
-  return first_needed(group, n_blocks * block_size);
-}
-
-/// Whether all that the match wants from host memory is what was sealed. False: what is not was dropped, so that the match must be made
-/// again.
-bool StateManager::Impl::verify_host(const Walk& walk, const Match& match) {
-  bool whole = true;
-  for (int64_t g = 0; g < n_groups() && index.n_host() > 0; g++) {
-    for (int64_t b = first_read(g, match.effective / block_size); b < match.effective / block_size; b++) {
-      Block* block = walk.chain[static_cast<size_t>(b)];
-      if (block->records[static_cast<size_t>(g)]) continue;
-      if (index.in_host(*block, static_cast<int>(g)) && index.verify_host(block, static_cast<int>(g))) continue;
-      whole = false;
-      counters.restore_failures[static_cast<size_t>(spec(g).kind)]++;
-      counters.quarantined++;
-      spdlog::error("state: group {} at token {} cannot be restored from host memory: its copy is damaged and was dropped", spec(g).name,
-                    b * block_size);
-    }
-  }
-  return whole;
-}
-
-/// Leases everything resident that a resume at the point will read: before anything is allocated, so that no allocation can evict it.
-void StateManager::Impl::pin(Sequence::Impl& seq, const Walk& walk, int64_t n_blocks) {
-  seq.size_table(n_blocks);
-  for (int64_t g = 0; g < n_groups(); g++) {
-    seq.first_held[static_cast<size_t>(g)] = first_read(g, n_blocks);
-    for (int64_t b = seq.first_held[static_cast<size_t>(g)]; b < n_blocks; b++) {
-      Record* r = walk.chain[static_cast<size_t>(b)]->records[static_cast<size_t>(g)].get();
-      if (r == nullptr) continue;
-      Cell cell;
-      cell.state = RecordState::kPublished;
-      cell.lease = index.lease(r);
-      seq.set_cell(static_cast<size_t>(g), b, std::move(cell));
-    }
-  }
-}
-
-/// Brings back from host memory what pin did not find, verified before, and leases it. All of it or, where space is short, nothing is read.
-Status StateManager::Impl::restore(Sequence::Impl& seq, const Walk& walk, int64_t n_blocks) {
-  std::vector<std::pair<size_t, int64_t>> wanted;
-  for (size_t g = 0; g < seq.cells.size(); g++)
-    for (int64_t b = seq.first_held[g]; b < n_blocks; b++)
-      if (seq.table[g][static_cast<size_t>(b)] == nullptr) wanted.emplace_back(g, b);
-  for (const auto& [g, b] : wanted) index.pin_host(walk.chain[static_cast<size_t>(b)], 1);
-  std::vector<PageHandle> pages;
-  for (const auto& [g, b] : wanted) pages.push_back(take(static_cast<int>(g)));
-  for (const auto& [g, b] : wanted) index.pin_host(walk.chain[static_cast<size_t>(b)], -1);
-  if (std::any_of(pages.begin(), pages.end(), [](const PageHandle& p) { return !p; }))
-    return fail(Code::kExhausted, "no space to restore " + std::to_string(wanted.size()) + " records of the prefix from host memory",
-                "cache.max_size_gb");
-  std::set<int64_t> blocks;
-  for (size_t i = 0; i < wanted.size(); i++) {
-    const auto [g, b] = wanted[i];
-    Block* block = walk.chain[static_cast<size_t>(b)];
-    const auto part = index.host_part(*block, static_cast<int>(g));
-    if (!part) return std::unexpected(part.error());
-    scatter_rows(part->rows, layouts[g], spec(static_cast<int64_t>(g)).n_layers, pages[i].data());
-    Cell cell;
-    cell.state = RecordState::kPublished;
-    cell.lease =
-        index.lease(index.publish(block, static_cast<int>(g), std::move(pages[i]), part->digest, layouts[g].rows_per_page, layout, epoch));
-    seq.set_cell(g, b, std::move(cell));
-    counters.restored++;
-    blocks.insert(b);
-  }
-  seq.match.restored = static_cast<int64_t>(blocks.size()) * block_size;
-  return {};
-}
-
 void StateManager::Impl::announce(Sequence::Impl& seq, int64_t from, int64_t to) {
   for (int64_t b = to - 1; b >= from; b--)
     if (recurrent.empty() || is_point(seq, b + 1)) seq.announced.push_back(b);
@@ -409,146 +336,8 @@ void StateManager::Impl::count_match(const AdmitRequest& request, const Match& m
   if (max_blocks == 0 || match.nominal == 0) return;
   inert_streak = match.effective > 0 ? 0 : inert_streak + 1;
   if (inert_streak == kInertStreak)
-    spdlog::error("state: {} requests in a row matched a prefix and none could use it; see the vetoes", kInertStreak);
+    spdlog::error("{}: {} requests in a row matched a prefix and none could use it; see the vetoes", config.label, kInertStreak);
   counters.inert_alarm = inert_streak >= kInertStreak;
-}
-
-// ---- the whole table
-
-int64_t StateManager::purge(const std::string& namespace_id) {
-  Impl& m = *impl_;
-  std::lock_guard lock(m.mu);
-  int64_t n = 0;
-  for (const auto& [name, ns] : m.namespaces) {
-    if (name.first != namespace_id) continue;
-    for (Sequence::Impl* seq : m.live)
-      if (seq->ns == ns) m.stop_storing(*seq);
-    n += m.index.erase(ns);
-  }
-  m.counters.purged += static_cast<uint64_t>(n);
-  m.audit();
-  return n;
-}
-
-void StateManager::bump_epoch() {
-  Impl& m = *impl_;
-  std::lock_guard lock(m.mu);
-  m.epoch++;
-  for (Sequence::Impl* seq : m.live) m.stop_storing(*seq);
-  m.counters.purged += static_cast<uint64_t>(m.index.erase(-1));
-  m.audit();
-}
-
-int64_t StateManager::verify() {
-  Impl& m = *impl_;
-  std::lock_guard lock(m.mu);
-  std::vector<Record*> bad;
-  m.index.for_each_record([&](const Record& r) {
-    const auto g = static_cast<size_t>(r.group);
-    if (r.block != nullptr && digest_rows(r.page.data(), m.layouts[g], m.spec(r.group).n_layers) != r.digest)
-      bad.push_back(r.block->records[g].get());
-  });
-  for (Record* r : bad) {
-    m.counters.digest_mismatches++;
-    m.counters.quarantined++;
-    spdlog::error("state: a record of group {} at token {} is not what was published and was quarantined; check memory",
-                  m.spec(r->group).name, r->block->depth * m.block_size);
-    m.index.detach(r, RecordState::kQuarantined);
-  }
-  m.audit();
-  return static_cast<int64_t>(bad.size());
-}
-
-StateStats StateManager::stats() const {
-  const Impl& m = *impl_;
-  std::lock_guard lock(m.mu);
-  StateStats s = m.counters;
-  s.budget_bytes = m.pool.budget_bytes();
-  s.used_bytes = m.pool.used_bytes();
-  s.free_bytes = s.budget_bytes - s.used_bytes;
-  s.slot_bytes = static_cast<size_t>(m.pool.n_used(m.pool.slot_kind())) * m.pool.bytes_of_kind(m.pool.slot_kind());
-  for (int g = 0; g < static_cast<int>(m.n_groups()); g++)
-    s.groups.push_back(
-        {m.spec(g).name, m.spec(g).kind, m.pool.bytes_of_kind(g), m.pool.n_used(g), m.index.n_resident(g), m.index.n_leased(g)});
-  s.n_ghosts = m.index.n_ghosts();
-  s.n_blocks = m.index.n_blocks() - s.n_ghosts;
-  s.n_sequences = static_cast<int64_t>(m.live.size());
-  s.epoch = m.epoch;
-  s.ladder_tokens = m.ladder_blocks * m.block_size;
-  s.evicted = m.index.n_evicted();
-  s.host_budget_bytes = m.index.host_budget_bytes();
-  s.host_bytes = m.index.host_bytes();
-  s.n_host_blocks = m.index.n_host();
-  s.offloaded = m.index.n_offloaded();
-  s.host_evicted = m.index.n_host_evicted();
-  return s;
-}
-
-const std::vector<std::string>& StateManager::warnings() const {
-  return impl_->warnings;
-}
-const StateConfig& StateManager::config() const {
-  return impl_->config;
-}
-
-Status StateManager::damage_for_test(const AdmitRequest& prefix, int64_t block, const std::string& group, Damage damage) {
-  Impl& m = *impl_;
-  BlockKeys keys;
-  m.fill_keys(prefix, keys, prefix.tokens.size() / static_cast<size_t>(m.block_size));
-  std::lock_guard lock(m.mu);
-  const auto spec =
-      std::find_if(m.config.model.groups.begin(), m.config.model.groups.end(), [&](const StateSpec& s) { return s.name == group; });
-  if (spec == m.config.model.groups.end()) return fail(Code::kNotFound, "no such group", group);
-  Block* at = block >= 0 && block < static_cast<int64_t>(keys.size()) ? m.index.find(keys[static_cast<size_t>(block)]) : nullptr;
-  const auto g = static_cast<int>(spec - m.config.model.groups.begin());
-  if (at != nullptr && (damage == Damage::kDropHost || damage == Damage::kFlipHostBit)) {
-    if (!m.index.in_host(*at, g)) return fail(Code::kNotFound, "host memory has no copy of block " + std::to_string(block), group);
-    if (damage == Damage::kDropHost)
-      m.index.drop_host(at, g);
-    else
-      m.index.damage_host_for_test(at, g);
-    return {};
-  }
-  Record* r = at == nullptr ? nullptr : at->records[static_cast<size_t>(g)].get();
-  if (r == nullptr) return fail(Code::kNotFound, "no published record of block " + std::to_string(block), group);
-  if (r->n_leases > 0) return fail(Code::kUnavailable, "block " + std::to_string(block) + " is leased", group);
-  switch (damage) {
-    case Damage::kEvict:
-      m.index.detach(r, RecordState::kEvicted);
-      break;
-    case Damage::kHalfBlock:
-      r->n_rows -= 1;
-      break;
-    case Damage::kLayout:
-      r->layout += 1;
-      break;
-    case Damage::kEpoch:
-      r->epoch -= 1;
-      break;
-    case Damage::kMisalign:
-      r->data += 4;
-      break;
-    case Damage::kFlipBit:
-      *r->data ^= std::byte{1};
-      break;
-    case Damage::kOffload:
-      if (!m.index.offload(at)) return fail(Code::kUnavailable, "the host tier is off or too small", "cache.offload.host_memory_size");
-      m.index.detach(r, RecordState::kEvicted);
-      break;
-    case Damage::kDropHost:
-    case Damage::kFlipHostBit:
-      break;
-  }
-  return {};
-}
-
-bool StateManager::evict_one_for_test() {
-  Impl& m = *impl_;
-  std::lock_guard lock(m.mu);
-  const bool done = m.index.evict_one();
-  m.index.trim_ghosts();
-  m.audit();
-  return done;
 }
 
 }  // namespace carrel

@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "base/env.h"
 #include "base/error.h"
 #include "base/hash.h"
 #include "engine/state/block_key.h"
@@ -46,6 +47,7 @@ struct StateConfig {
   bool reuse = true;                // prefix_reuse.enabled
   bool poison = false;              // fill free pages with NaN (tests)
   bool audit = false;               // assert the four invariants after every transition (tests, debug)
+  std::string label = "state";      // begins its log lines: a drill's faults are not the server's
   BlockKeyFn key_fn;                // tests: another key function; empty: block_key
 };
 
@@ -136,6 +138,16 @@ struct StateStats {
   bool inert_alarm = false;  // 100 eligible requests in a row with nominal > 0 and effective = 0; ends with the next hit
 };
 
+/// All that is known of one namespace, parents before children: what another process of the same model can go on from.
+struct StateSnapshot {
+  struct Block {
+    int64_t parent = -1;  // index in `blocks`
+    std::vector<int32_t> tokens;
+    Bytes extent;
+  };
+  std::vector<Block> blocks;
+};
+
 /// What a drill or a test does to one published record.
 /// The last three: the record is moved to host memory; its part of the copy there is dropped; a bit of that part is flipped.
 enum class Damage { kEvict, kHalfBlock, kLayout, kEpoch, kMisalign, kFlipBit, kOffload, kDropHost, kFlipHostBit };
@@ -160,6 +172,11 @@ class StateManager {
   void bump_epoch();
   /// Computes the digest of every published record again; one that differs is quarantined. Returns how many. Holds the lock throughout.
   int64_t verify();
+  /// Copies everything that the request's namespace has, whatever tier it is in.
+  StateSnapshot snapshot(const AdmitRequest& of) const;
+  /// Takes a snapshot's blocks into host memory, as far as they are what this model, tenant, arithmetic and layout would have made (by key
+  /// and layout; rows are verified when they are used) and fit the budget. Returns how many.
+  int64_t adopt(const AdmitRequest& of, const StateSnapshot& snapshot);
   StateStats stats() const;
   /// Asserts I1-I4 over the whole table; the text of the first breach, or empty.
   std::string check_invariants() const;

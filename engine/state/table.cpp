@@ -1,0 +1,189 @@
+// What is done to the whole table: purge, epochs, verification, snapshots, statistics, damage for drills.
+#include <algorithm>
+
+#include "base/log.h"
+#include "engine/state/manager_impl.h"
+#include "engine/state/rows.h"
+
+namespace carrel {
+
+int64_t StateManager::purge(const std::string& namespace_id) {
+  Impl& m = *impl_;
+  std::lock_guard lock(m.mu);
+  int64_t n = 0;
+  for (const auto& [name, ns] : m.namespaces) {
+    if (name.first != namespace_id) continue;
+    for (Sequence::Impl* seq : m.live)
+      if (seq->ns == ns) m.stop_storing(*seq);
+    n += m.index.erase(ns);
+  }
+  m.counters.purged += static_cast<uint64_t>(n);
+  m.audit();
+  return n;
+}
+
+void StateManager::bump_epoch() {
+  Impl& m = *impl_;
+  std::lock_guard lock(m.mu);
+  m.epoch++;
+  for (Sequence::Impl* seq : m.live) m.stop_storing(*seq);
+  m.counters.purged += static_cast<uint64_t>(m.index.erase(-1));
+  m.audit();
+}
+
+int64_t StateManager::verify() {
+  Impl& m = *impl_;
+  std::lock_guard lock(m.mu);
+  std::vector<Record*> bad;
+  m.index.for_each_record([&](const Record& r) {
+    const auto g = static_cast<size_t>(r.group);
+    if (r.block != nullptr && digest_rows(r.page.data(), m.layouts[g], m.spec(r.group).n_layers) != r.digest)
+      bad.push_back(r.block->records[g].get());
+  });
+  for (Record* r : bad) {
+    m.counters.digest_mismatches++;
+    m.counters.quarantined++;
+    spdlog::error("{}: a record of group {} at token {} is not what was published and was quarantined; check memory", m.config.label,
+                  m.spec(r->group).name, r->block->depth * m.block_size);
+    m.index.detach(r, RecordState::kQuarantined);
+  }
+  m.audit();
+  return static_cast<int64_t>(bad.size());
+}
+
+StateStats StateManager::stats() const {
+  const Impl& m = *impl_;
+  std::lock_guard lock(m.mu);
+  StateStats s = m.counters;
+  s.budget_bytes = m.pool.budget_bytes();
+  s.used_bytes = m.pool.used_bytes();
+  s.free_bytes = s.budget_bytes - s.used_bytes;
+  s.slot_bytes = static_cast<size_t>(m.pool.n_used(m.pool.slot_kind())) * m.pool.bytes_of_kind(m.pool.slot_kind());
+  for (int g = 0; g < static_cast<int>(m.n_groups()); g++)
+    s.groups.push_back(
+        {m.spec(g).name, m.spec(g).kind, m.pool.bytes_of_kind(g), m.pool.n_used(g), m.index.n_resident(g), m.index.n_leased(g)});
+  s.n_ghosts = m.index.n_ghosts();
+  s.n_blocks = m.index.n_blocks() - s.n_ghosts;
+  s.n_sequences = static_cast<int64_t>(m.live.size());
+  s.epoch = m.epoch;
+  s.ladder_tokens = m.ladder_blocks * m.block_size;
+  s.evicted = m.index.n_evicted();
+  s.host_budget_bytes = m.index.host_budget_bytes();
+  s.host_bytes = m.index.host_bytes();
+  s.n_host_blocks = m.index.n_host();
+  s.offloaded = m.index.n_offloaded();
+  s.host_evicted = m.index.n_host_evicted();
+  return s;
+}
+
+const std::vector<std::string>& StateManager::warnings() const {
+  return impl_->warnings;
+}
+const StateConfig& StateManager::config() const {
+  return impl_->config;
+}
+
+Status StateManager::damage_for_test(const AdmitRequest& prefix, int64_t block, const std::string& group, Damage damage) {
+  Impl& m = *impl_;
+  BlockKeys keys;
+  m.fill_keys(prefix, keys, prefix.tokens.size() / static_cast<size_t>(m.block_size));
+  std::lock_guard lock(m.mu);
+  const auto spec =
+      std::find_if(m.config.model.groups.begin(), m.config.model.groups.end(), [&](const StateSpec& s) { return s.name == group; });
+  if (spec == m.config.model.groups.end()) return fail(Code::kNotFound, "no such group", group);
+  Block* at = block >= 0 && block < static_cast<int64_t>(keys.size()) ? m.index.find(keys[static_cast<size_t>(block)]) : nullptr;
+  const auto g = static_cast<int>(spec - m.config.model.groups.begin());
+  if (at != nullptr && (damage == Damage::kDropHost || damage == Damage::kFlipHostBit)) {
+    if (!m.index.in_host(*at, g)) return fail(Code::kNotFound, "host memory has no copy of block " + std::to_string(block), group);
+    if (damage == Damage::kDropHost)
+      m.index.drop_host(at, g);
+    else
+      m.index.damage_host_for_test(at, g);
+    return {};
+  }
+  Record* r = at == nullptr ? nullptr : at->records[static_cast<size_t>(g)].get();
+  if (r == nullptr) return fail(Code::kNotFound, "no published record of block " + std::to_string(block), group);
+  if (r->n_leases > 0) return fail(Code::kUnavailable, "block " + std::to_string(block) + " is leased", group);
+  switch (damage) {
+    case Damage::kEvict:
+      m.index.detach(r, RecordState::kEvicted);
+      break;
+    case Damage::kHalfBlock:
+      r->n_rows -= 1;
+      break;
+    case Damage::kLayout:
+      r->layout += 1;
+      break;
+    case Damage::kEpoch:
+      r->epoch -= 1;
+      break;
+    case Damage::kMisalign:
+      r->data += 4;
+      break;
+    case Damage::kFlipBit:
+      *r->data ^= std::byte{1};
+      break;
+    case Damage::kOffload:
+      if (!m.index.offload(at)) return fail(Code::kUnavailable, "the host tier is off or too small", "cache.offload.host_memory_size");
+      m.index.detach(r, RecordState::kEvicted);
+      break;
+    case Damage::kDropHost:
+    case Damage::kFlipHostBit:
+      break;
+  }
+  return {};
+}
+
+bool StateManager::evict_one_for_test() {
+  Impl& m = *impl_;
+  std::lock_guard lock(m.mu);
+  const bool done = m.index.evict_one();
+  m.index.trim_ghosts();
+  m.audit();
+  return done;
+}
+
+// ---- snapshots
+
+StateSnapshot StateManager::snapshot(const AdmitRequest& of) const {
+  const Impl& m = *impl_;
+  StateSnapshot out;
+  std::lock_guard lock(m.mu);
+  const auto ns = m.find_namespace(of);
+  if (!ns) return out;
+  std::unordered_map<const Block*, int64_t> placed;
+  m.index.for_each_block(*ns, [&](const Block& block) {
+    Bytes extent = m.index.encode(block);
+    if (extent.empty()) return;
+    const auto parent = placed.find(block.parent);
+    if (block.parent != nullptr && parent == placed.end()) return;  // what is above it is gone
+    placed.emplace(&block, static_cast<int64_t>(out.blocks.size()));
+    out.blocks.push_back({parent == placed.end() ? -1 : parent->second, block.tokens, std::move(extent)});
+  });
+  return out;
+}
+
+int64_t StateManager::adopt(const AdmitRequest& of, const StateSnapshot& snapshot) {
+  Impl& m = *impl_;
+  std::lock_guard lock(m.mu);
+  const int ns = m.intern_namespace(of);
+  std::vector<Block*> placed;
+  int64_t n = 0;
+  for (const StateSnapshot::Block& b : snapshot.blocks) {
+    Block* parent = b.parent < 0 || b.parent >= static_cast<int64_t>(placed.size()) ? nullptr : placed[static_cast<size_t>(b.parent)];
+    placed.push_back(nullptr);
+    if ((b.parent >= 0 && parent == nullptr) || b.tokens.size() != static_cast<size_t>(m.block_size)) continue;
+    const Digest key = m.config.key_fn ? m.config.key_fn(of.namespace_secret, m.context, parent ? &parent->key : nullptr, b.tokens)
+                                       : block_key(of.namespace_secret, m.context, parent ? &parent->key : nullptr, b.tokens);
+    if (!m.index.is_extent_of(key, b.extent)) continue;  // of another model, tenant, arithmetic or layout, or damaged
+    Block* node = m.index.ensure(key, parent, ns, b.tokens);
+    if (node == nullptr || !m.index.attach(node, b.extent)) continue;
+    placed.back() = node;
+    n++;
+  }
+  m.index.trim_ghosts();
+  m.audit();
+  return n;
+}
+
+}  // namespace carrel
