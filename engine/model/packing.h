@@ -16,15 +16,29 @@ namespace carrel {
 std::string vector_id(const std::string& tensor, int64_t n, float add);
 std::string table_id(const std::string& tensor, int64_t n);
 
-/// The tensor, when it is there, of a readable type, and has the requested rows (of its own row length, unless it is a vector).
-Result<const TensorInfo*> find_for(const ModelSource& source, const MatrixRequest& request);
+/// The tensor, when it is there and of a readable type.
+Result<const TensorInfo*> find_readable(const ModelSource& source, const std::string& tensor);
+/// kCorrupt: the tensor, its type and shape, and what the configuration asks for.
+std::unexpected<Error> wrong_shape(const TensorInfo& tensor, const std::string& wanted, const std::string& where);
+inline bool is_integer_type(DType type) {
+  return type == DType::kI32 || type == DType::kI64;
+}
+
+/// What answers a request: of readable types, with every row that it names.
+struct FoundMatrix {
+  const TensorInfo* tensor = nullptr;
+  const TensorInfo* scales = nullptr;  // of types that have them beside
+  Form form = Form::kF32;              // keeps its values
+};
+/// Rows are of the tensor's own row length, unless it is a vector. Errors name the tensor.
+Result<FoundMatrix> find_for(const ModelSource& source, const MatrixRequest& request);
 /// The same for a tensor of n elements; `table`: integers wanted, else numbers.
 Result<const TensorInfo*> find_for(const ModelSource& source, const std::string& tensor, int64_t n, bool table);
 
 /// out.size() == packed_bytes(form, request.n_rows, request.n_cols).
-Status pack_request(const TensorInfo& tensor, const MatrixRequest& request, Form form, std::span<std::byte> out, const std::string& where);
+Status pack_request(const FoundMatrix& found, const MatrixRequest& request, Form form, std::span<std::byte> out, const std::string& where);
 /// Compares every value of a packed matrix with the source; kInternal names the row when packing changed one.
-Status check_lossless(const TensorInfo& tensor, const MatrixRequest& request, const Matrix& packed, const std::string& where);
+Status check_lossless(const FoundMatrix& found, const MatrixRequest& request, const Matrix& packed, const std::string& where);
 void read_vector(const TensorInfo& tensor, float add, std::span<float> out);
 /// kCorrupt when a value does not fit int32.
 Status read_table(const TensorInfo& tensor, std::span<int32_t> out, const std::string& where);

@@ -79,7 +79,7 @@ std::string_view kind_of(const std::string& id) {
 StoredPiece read_piece(const Json& j, std::string* error) {
   Fields f(j, error);
   StoredPiece p;
-  p.id = f.text("id", 2048);
+  p.id = f.text("id", 4096);  // two names of tensors
   p.tensor = f.text("tensor", 1024);
   const std::string kind = f.text("kind", 16);
   p.is_matrix = kind == "matrix";
