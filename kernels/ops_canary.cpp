@@ -39,7 +39,7 @@ class Canary {
 
   std::string run() {
     for (const DType type : {DType::kF32, DType::kF16, DType::kBF16, DType::kQ8_0, DType::kQ4_0, DType::kQ4_1, DType::kQ5_0, DType::kQ5_1, DType::kQ4_K,
-                             DType::kQ5_K, DType::kQ6_K}) {
+                             DType::kQ5_K, DType::kQ6_K, DType::kMXFP4, DType::kF8E4M3}) {
       products(type);
     }
     elements();
@@ -60,6 +60,9 @@ class Canary {
     std::vector<std::byte> file(bytes_of(type, static_cast<size_t>(n)));
     if (block_shape(type).n_values > 1) {
       for (std::byte& b : file) b = static_cast<std::byte>(noise_.next() % 0x3C);
+      if (type == DType::kMXFP4) {
+        for (size_t at = 0; at < file.size(); at += 17) file[at] = static_cast<std::byte>(120 + noise_.next() % 8);
+      }
       return file;
     }
     const std::vector<float> values = noise_.floats(n);
@@ -75,11 +78,21 @@ class Canary {
   }
 
   Matrix matrix(DType type, int64_t n_rows, int64_t n_cols) {
-    const std::vector<std::byte> file = file_values(type, n_rows * n_cols);
     const Form form = ops_.wanted_form(form_of(type));
     const size_t n = packed_bytes(form, n_rows, n_cols);
     auto& memory = matrices_.emplace_back(n + 64);
     std::byte* data = memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64) % 64;
+    if (type == DType::kF8E4M3) {
+      std::vector<std::byte> codes(static_cast<size_t>(n_rows * n_cols));
+      for (std::byte& b : codes) {
+        const uint64_t random = noise_.next();
+        b = static_cast<std::byte>((random >> 8) % 0x7F | (random & 0x80));
+      }
+      const std::vector<float> scales = noise_.floats(n_rows * ((n_cols + 127) / 128), 0.01f);
+      if (!pack_f8(codes, scales, n_rows, n_cols, form, std::span(data, n))) return {};
+      return {form, n_rows, n_cols, data};
+    }
+    const std::vector<std::byte> file = file_values(type, n_rows * n_cols);
     const Form direct = form == Form::kRows || form == Form::kF32 ? form : form_of(type);
     if (!pack_matrix(type, file, n_rows, n_cols, direct, std::span(data, n))) return {};
     return {form, n_rows, n_cols, data};

@@ -77,7 +77,7 @@ Status check_model(const OpenSource& open, const GoldenVectors& vectors, const F
                    GoldenFile& out);
 /// hidden.layers, traces and states; sets out.first_off and adds to out.failures and out.worst.
 void localise(const GoldenModel& model, const GoldenVectors& vectors, GoldenFile& out);
-/// tests/golden/quant: gguf.safetensors.
+/// tests/golden/quant: gguf.safetensors, and float8.safetensors and mxfp4.safetensors where they are.
 Status check_formats(Env* env, const std::string& dir, GoldenReport& report);
 /// Tokenizer, split patterns or chat templates in this folder, each a file of the report. False: there are none.
 bool check_texts(Env* env, const std::string& dir, GoldenReport& report);

@@ -39,9 +39,17 @@ std::unexpected<Error> wrong_shape(const TensorInfo& t, const std::string& wante
       where);
 }
 
+std::unexpected<Error> without_scales(const TensorInfo& t, const std::string& where) {
+  return fail(Code::kUnsupported,
+              "tensor '" + t.name + "' has the type " + std::string(to_string(t.dtype)) +
+                  ", whose values need a tensor of scales, and none is there or known for it",
+              where);
+}
+
 Result<const TensorInfo*> find_for(const ModelSource& source, const std::string& tensor, int64_t n, bool table) {
   CARREL_ASSIGN(const TensorInfo* t, find_readable(source, tensor));
-  if (n < 0 || t->n_elements() != n || is_integer_type(t->dtype) != table)
+  if (needs_scales(t->dtype) || t->dtype == DType::kF8E8M0) return without_scales(*t, source.path());
+  if (n < 0 || t->n_elements() != n || is_table_type(t->dtype) != table)
     return wrong_shape(*t, std::to_string(n) + (table ? " integers" : " numbers"), source.path());
   return t;
 }

@@ -89,7 +89,7 @@ StoredPiece read_piece(const Json& j, std::string* error) {
   p.offset = static_cast<uint64_t>(f.integer("offset", INT64_MAX / 2));
   p.bytes = static_cast<uint64_t>(f.integer("bytes", INT64_MAX / 2));
   p.sha256 = f.digest("sha256");
-  if (p.is_matrix) p.form = static_cast<Form>(f.integer("form", static_cast<int64_t>(Form::kRows)));
+  if (p.is_matrix) p.form = static_cast<Form>(f.integer("form", static_cast<int64_t>(kLastForm)));
   if (!error->empty()) return p;
   if (p.is_matrix && (p.rows < 1 || p.cols < 1 || p.rows > kMaxSide || p.rows > kMaxElements / p.cols)) {
     f.fail_with("shape of " + p.tensor);

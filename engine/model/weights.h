@@ -30,7 +30,7 @@ struct MatrixRequest {
   /// The tensor's last two dimensions are the other way round, [.., n_cols, R]: the request sees it as [.., R, n_cols], and row_begin and
   /// period count those rows. Types of one float per element only.
   bool transposed = false;
-  /// The tensor of block scales, for types that have them beside (store.h names them); empty: the tensor needs none.
+  /// The tensor of block scales, for the types that have them beside (packing.h: F8_E4M3; I8 and U8 of two e2m1); empty: it needs none.
   std::string scales = {};
   /// Rows that the whole tensor must have (leading dimensions multiplied); 0: not checked. No part of the id: the store was checked at
   /// import.
