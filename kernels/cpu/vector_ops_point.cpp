@@ -22,6 +22,7 @@ VectorOps::VectorOps(bool fast, ThreadTeam* team, Path path)
       team_(team),
       path_(path),
       k_(path == Path::kAvx512 ? vector_avx512() : vector_avx2()),
+      r_(path == Path::kAvx512 ? recurrent_avx512() : recurrent_avx2()),
       scratch_(static_cast<size_t>(n_threads())) {}
 
 void VectorOps::embed(const Matrix& table, std::span<const int32_t> ids, float scale, float* y) {
