@@ -65,7 +65,8 @@ Status check_sizes(const DecoderSpec& s) {
   const auto any = [&](auto is) { return std::any_of(s.layers.begin(), s.layers.end(), is); };
   if (s.n_heads % s.n_kv_heads != 0) return bad("the key/value heads do not divide the heads");
   if (s.head_dim % 2 != 0) return bad("the head dimension is odd");
-  if (s.rope_dims < 2 || s.rope_dims % 2 != 0 || s.rope_dims > s.head_dim) return bad("the rotary dimensions do not fit the head dimension");
+  if (s.rope_dims < 2 || s.rope_dims % 2 != 0 || s.rope_dims > s.head_dim)
+    return bad("the rotary dimensions do not fit the head dimension");
   if (int64_t{s.n_heads} * s.head_dim > kMaxWidth) return bad("heads times head dimension is out of range");
   if (any([](const DecoderLayer& l) { return !l.moe; }) && s.ffn_width <= 0) return bad("the width of the MLP is missing");
   if (any([](const DecoderLayer& l) { return l.moe; }) &&
@@ -80,8 +81,21 @@ Status check_sizes(const DecoderSpec& s) {
 
 // ------------------------------------------------------------------ Hugging Face
 
+namespace {
+
+void refuse_quantization(const ConfigReader& c) {
+  if (!c.has("quantization_config")) return;
+  const std::string method = c.section("quantization_config").text_or("quant_method", "unknown");
+  c.error(Code::kUnsupported,
+          "weights quantized by '" + method + "' are not read for this family; use a BF16 copy of the model or a GGUF file",
+          "quantization_config");
+}
+
+}  // namespace
+
 DecoderSpec read_decoder_hf(const ConfigReader& c, const HfKeys& keys) {
   DecoderSpec s;
+  if (!keys.quantized) refuse_quantization(c);
   const auto dim = [&](const char* key) { return static_cast<int>(c.integer(key, 1, kMaxWidth)); };
   s.layers.resize(static_cast<size_t>(c.integer("num_hidden_layers", 1, kMaxLayers)));
   s.hidden = dim("hidden_size");
@@ -150,7 +164,9 @@ void require_flag(const ConfigReader& c, const std::string& key, bool value) {
 }
 
 ConfigReader text_section(const ConfigReader& root) {
-  return root.is_object("text_config") ? root.section("text_config") : root;
+  if (!root.is_object("text_config")) return root;
+  refuse_quantization(root);
+  return root.section("text_config");
 }
 
 std::string find_prefix(const Weights& weights) {
@@ -208,8 +224,8 @@ DecoderSpec read_decoder_gguf(const ConfigReader& c, const std::string& arch, We
   s.vocab = embed.size() == 2 ? static_cast<int>(std::clamp<int64_t>(embed[0], 1, kMaxVocab)) : 1;
   s.n_heads = dim("attention.head_count");
   std::vector<bool> recurrent(s.layers.size());
-  s.n_kv_heads = same_in_all_layers(c, p + "attention.head_count_kv", s.n_heads, s.layers.size(),
-                                    form.recurrent_by_kv_heads ? &recurrent : nullptr);
+  s.n_kv_heads =
+      same_in_all_layers(c, p + "attention.head_count_kv", s.n_heads, s.layers.size(), form.recurrent_by_kv_heads ? &recurrent : nullptr);
   for (size_t i = 0; i < s.layers.size(); ++i) s.layers[i].recurrent = recurrent[i];
   s.head_dim = static_cast<int>(c.integer_or(p + "attention.key_length", std::max(s.hidden / s.n_heads, 1), 1, kMaxWidth));
   if (c.integer_or(p + "attention.value_length", s.head_dim, 1, kMaxWidth) != s.head_dim) {

@@ -49,7 +49,7 @@ struct DecoderNames {
                      {"mlp.shared_expert.up_proj", "ffn_up_shexp"},
                      {"mlp.shared_expert.down_proj", "ffn_down_shexp"}};
   NamePair shared_gate = {"mlp.shared_expert_gate.weight", "ffn_gate_inp_shexp.weight"};
-  NamePair router = {"mlp.gate", "ffn_gate_inp"};                                     // without ".weight"
+  NamePair router = {"mlp.gate", "ffn_gate_inp"};                                      // without ".weight"
   NamePair selection_bias = {"mlp.gate.e_score_correction_bias", "exp_probs_b.bias"};  // of DecoderSpec::selection_bias
   ExpertNames experts;
   NamePair final_norm = {"norm.weight", "output_norm.weight"};  // behind the prefix; whole
@@ -111,7 +111,7 @@ struct DecoderSpec {
   int max_positions = 0;
   std::vector<RopeSpec> ropes;
   std::vector<DecoderLayer> layers;
-  std::shared_ptr<RecurrentMixer> mixer;    // where any layer is recurrent
+  std::shared_ptr<RecurrentMixer> mixer;        // where any layer is recurrent
   std::shared_ptr<ExpertReader> expert_reader;  // null: plain matrices
 };
 
@@ -120,6 +120,7 @@ struct DecoderSpec {
 struct HfKeys {
   const char* eps = "rms_norm_eps";
   const char* ffn_width = "intermediate_size";  // null: not read
+  bool quantized = false;                       // the family reads a quantization_config itself
 };
 DecoderSpec read_decoder_hf(const ConfigReader& config, const HfKeys& keys = {});
 
@@ -146,7 +147,7 @@ void require_text(const ConfigReader& config, const std::string& key, const std:
 void require_flag(const ConfigReader& config, const std::string& key, bool value);
 /// Where the text model's tensors begin: "model.", "model.language_model." or "language_model.model.".
 std::string find_prefix(const Weights& weights);
-/// The section that describes the text model.
+/// The section that describes the text model. What stands outside of it must not ask for more than this version does.
 ConfigReader text_section(const ConfigReader& root);
 
 Result<Graph> build_decoder(const DecoderSpec& spec, Weights& weights, const BuildOptions& options);

@@ -23,6 +23,9 @@ class DecoderParts {
   /// may have to be put back to halves.
   ValueId project(int i, const std::string& name, const NamePair& tensor, int rows, int cols, ValueId x, Biases biases, int head_rows = 0);
 
+  /// head_rows as above.
+  const float* bias_of(const std::string& tensor, int rows, Biases biases, int head_rows = 0);
+
   /// The mixer of layer i, whichever it has: normed x to what is added to the residual stream.
   ValueId mixer(int i, const std::string& p, ValueId x);
   ValueId attention(int i, const std::string& p, ValueId x);
@@ -35,7 +38,6 @@ class DecoderParts {
   const DecoderSpec& s;
 
  private:
-  const float* bias_of(const std::string& tensor, int rows, Biases biases, int head_rows);
   const float* unpaired(const float* bias, int rows, int head_rows);
   /// q and, where the family has one, the gate of the heads.
   struct Query {

@@ -9,5 +9,6 @@ Family llama_family();
 Family mistral_family();
 Family qwen3_family();
 Family gemma3_family();
+Family lfm2_family();
 
 }  // namespace carrel
