@@ -10,5 +10,6 @@ Family mistral_family();
 Family qwen3_family();
 Family gemma3_family();
 Family lfm2_family();
+Family qwen3_next_family();
 
 }  // namespace carrel
