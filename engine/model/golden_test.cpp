@@ -24,17 +24,19 @@ const char* name_of(OpSet ops) {
 std::vector<Case> cases() {
   std::vector<Case> out;
   for (const OpSet ops : {OpSet::kReference, OpSet::kExact, OpSet::kFast}) {
-    for (const char* m : {"deepseek_v4/tiny_a", "deepseek_v4/tiny_b", "gemma3_text", "gemma3_text_softcap", "llama", "mistral", "qwen3",
-                          "qwen3_moe", "lfm2", "lfm2_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "gpt_oss"}) {
+    for (const char* m :
+         {"deepseek_v4/tiny_a", "deepseek_v4/tiny_b", "gemma3_text", "gemma3_text_softcap", "llama", "mistral", "qwen3", "qwen3_moe",
+          "lfm2", "lfm2_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "gpt_oss", "granitemoehybrid", "granitemoehybrid_dense"}) {
       out.push_back({std::string("models/") + m, "config.json", ops});
     }
-    for (const char* m :
-         {"gemma3_text", "gemma3_text_softcap", "llama", "mistral", "qwen3", "qwen3_moe", "lfm2", "lfm2_moe", "qwen3_next", "gpt_oss"}) {
+    for (const char* m : {"gemma3_text", "gemma3_text_softcap", "llama", "mistral", "qwen3", "qwen3_moe", "lfm2", "lfm2_moe", "qwen3_next",
+                          "gpt_oss", "granitemoehybrid", "granitemoehybrid_dense"}) {
       out.push_back({std::string("models/") + m, "config_legacy.json", ops});
     }
-    for (const char* m : {"deepseek_v4", "deepseek_v4-bf16", "gemma3_text", "gemma3_text-mix", "llama", "llama-q4_0", "llama-q4_1",
-                          "llama-q5_0", "llama-q5_1", "llama-q8_0", "llama256-q456_k", "qwen3", "qwen3_moe", "lfm2", "lfm2_moe",
-                          "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "gpt_oss"}) {
+    for (const char* m :
+         {"deepseek_v4", "deepseek_v4-bf16", "gemma3_text",  "gemma3_text-mix",  "llama",   "llama-q4_0",       "llama-q4_1",
+          "llama-q5_0",  "llama-q5_1",       "llama-q8_0",   "llama256-q456_k",  "qwen3",   "qwen3_moe",        "lfm2",
+          "lfm2_moe",    "qwen3_next",       "qwen3_5_text", "qwen3_5_moe_text", "gpt_oss", "granitemoehybrid", "granitemoehybrid_dense"}) {
       out.push_back({"gguf/" + std::string(m) + ".gguf", "config.json", ops});
     }
   }

@@ -10,6 +10,7 @@ Family mistral_family();
 Family qwen3_family();
 Family gemma3_family();
 Family gpt_oss_family();
+Family granite_family();
 Family lfm2_family();
 Family qwen3_next_family();
 
