@@ -3,6 +3,8 @@
 
 #include <cstring>
 
+#include "kernels/float8.h"
+
 namespace carrel {
 namespace {
 
@@ -100,6 +102,10 @@ BlockCodes read_block(DType type, const std::byte* b) {
     case DType::kQ6_K:
       read_q6(b, c);
       break;
+    case DType::kMXFP4:
+      c.d = u8(b, 0);
+      nibbles(b + 1, c.q);
+      break;
     default:  // plain types have no blocks
       break;
   }
@@ -109,7 +115,10 @@ BlockCodes read_block(DType type, const std::byte* b) {
 void values_of(Form form, const BlockCodes& c, float* out) {
   const FormLayout l = layout_of(form);
   const float d = f16_to_f32(c.d);
-  if (form == Form::kI8) {
+  if (l.is_float) {
+    const float scale = e8m0_to_f32(static_cast<uint8_t>(c.d));
+    for (int i = 0; i < 32; i++) out[i] = scale * e2m1_to_f32(c.q[i]);
+  } else if (form == Form::kI8) {
     for (int i = 0; i < 32; i++) out[i] = d * static_cast<float>(static_cast<int8_t>(c.q[i]));
   } else if (l.has_sub_min) {
     k_values(c, out);

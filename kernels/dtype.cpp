@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "kernels/blocks.h"
+#include "kernels/float8.h"
 
 namespace carrel {
 namespace {
@@ -18,11 +19,12 @@ struct TypeRow {
 };
 
 constexpr std::array kTypes = {
-    TypeRow{DType::kF32, "F32", {1, 4}},       TypeRow{DType::kF16, "F16", {1, 2}},       TypeRow{DType::kBF16, "BF16", {1, 2}},
-    TypeRow{DType::kI32, "I32", {1, 4}},       TypeRow{DType::kI64, "I64", {1, 8}},       TypeRow{DType::kQ4_0, "Q4_0", {32, 18}},
-    TypeRow{DType::kQ4_1, "Q4_1", {32, 20}},   TypeRow{DType::kQ5_0, "Q5_0", {32, 22}},   TypeRow{DType::kQ5_1, "Q5_1", {32, 24}},
-    TypeRow{DType::kQ8_0, "Q8_0", {32, 34}},   TypeRow{DType::kQ4_K, "Q4_K", {256, 144}}, TypeRow{DType::kQ5_K, "Q5_K", {256, 176}},
-    TypeRow{DType::kQ6_K, "Q6_K", {256, 210}},
+    TypeRow{DType::kF32, "F32", {1, 4}},        TypeRow{DType::kF16, "F16", {1, 2}},       TypeRow{DType::kBF16, "BF16", {1, 2}},
+    TypeRow{DType::kI32, "I32", {1, 4}},        TypeRow{DType::kI64, "I64", {1, 8}},       TypeRow{DType::kQ4_0, "Q4_0", {32, 18}},
+    TypeRow{DType::kQ4_1, "Q4_1", {32, 20}},    TypeRow{DType::kQ5_0, "Q5_0", {32, 22}},   TypeRow{DType::kQ5_1, "Q5_1", {32, 24}},
+    TypeRow{DType::kQ8_0, "Q8_0", {32, 34}},    TypeRow{DType::kQ4_K, "Q4_K", {256, 144}}, TypeRow{DType::kQ5_K, "Q5_K", {256, 176}},
+    TypeRow{DType::kQ6_K, "Q6_K", {256, 210}},  TypeRow{DType::kMXFP4, "MXFP4", {32, 17}}, TypeRow{DType::kF8E4M3, "F8_E4M3", {1, 1}},
+    TypeRow{DType::kF8E8M0, "F8_E8M0", {1, 1}}, TypeRow{DType::kU8, "U8", {1, 1}},         TypeRow{DType::kI8, "I8", {1, 1}},
 };
 
 const TypeRow& row_of(DType type) {
@@ -69,6 +71,14 @@ void to_f32(DType type, std::span<const std::byte> in, std::span<float> out) {
       return widen<int32_t>(in, out, [](int32_t v) { return static_cast<float>(v); });
     case DType::kI64:
       return widen<int64_t>(in, out, [](int64_t v) { return static_cast<float>(v); });
+    case DType::kF8E4M3:
+      return widen<uint8_t>(in, out, e4m3_to_f32);
+    case DType::kF8E8M0:
+      return widen<uint8_t>(in, out, [](uint8_t v) { return v == 0xFF ? std::numeric_limits<float>::quiet_NaN() : e8m0_to_f32(v); });
+    case DType::kU8:
+      return widen<uint8_t>(in, out, [](uint8_t v) { return static_cast<float>(v); });
+    case DType::kI8:
+      return widen<int8_t>(in, out, [](int8_t v) { return static_cast<float>(v); });
     default:
       break;
   }

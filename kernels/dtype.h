@@ -26,6 +26,11 @@ enum class DType : uint8_t {  // numbers reach the model store: never change the
   kQ4_K = 15,
   kQ5_K = 16,
   kQ6_K = 17,
+  kMXFP4 = 18,   // GGUF: e2m1 with an e8m0 scale per 32
+  kF8E4M3 = 20,  // its block scales are another tensor
+  kF8E8M0 = 21,
+  kU8 = 22,  // bytes, or two e2m1 each
+  kI8 = 23,
 };
 
 /// Values per block and bytes per block (plain types: 1 value).

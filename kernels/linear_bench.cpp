@@ -101,7 +101,7 @@ int main(int argc, char** argv) {
   ThreadTeam team(argc > 1 ? std::atoi(argv[1]) : 2);
   const cpu::Path path = argc > 2 && std::strcmp(argv[2], "avx2") == 0 ? cpu::Path::kAvx2 : cpu::best_path();
   std::printf("%d threads, %s\n", team.size(), std::string(cpu::to_string(path)).c_str());
-  for (const DType type : {DType::kQ4_1, DType::kQ8_0, DType::kQ5_0, DType::kQ4_K, DType::kQ6_K, DType::kBF16}) {
+  for (const DType type : {DType::kQ4_1, DType::kQ8_0, DType::kQ5_0, DType::kQ4_K, DType::kQ6_K, DType::kMXFP4, DType::kF8E4M3, DType::kBF16}) {
     if (argc > 3 && to_string(type) != argv[3]) continue;
     if (const Status s = cpu::bench_type(type, team, path); !s) {
       std::fprintf(stderr, "%s\n", s.error().text().c_str());

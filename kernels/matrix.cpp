@@ -8,22 +8,21 @@
 #include <string>
 
 #include "kernels/blocks.h"
+#include "kernels/float8.h"
 
 namespace carrel {
 namespace {
 
-constexpr std::array<std::string_view, 12> kNames = {"f32", "f16", "bf16", "i8", "i4", "i4m", "i5", "i5m", "i4k", "i5k", "i6k", "rows"};
+constexpr std::array<std::string_view, 14> kNames = {"f32", "f16", "bf16", "i8",  "i4",   "i4m", "i5",
+                                                     "i5m", "i4k", "i5k",  "i6k", "rows", "x4",  "f8"};
 constexpr int64_t kMaxSide = int64_t{1} << 31;
 constexpr int64_t kMaxElements = int64_t{1} << 44;
 
 int64_t row_blocks(int64_t n_rows) {
   return (n_rows + kRowBlock - 1) / kRowBlock;
 }
-size_t plain_bytes(Form f) {
-  return f == Form::kF16 || f == Form::kBF16 ? 2 : 4;
-}
 size_t row_block_bytes(Form form, int64_t n_cols) {
-  if (is_plain(form)) return static_cast<size_t>(n_cols) * kRowBlock * plain_bytes(form);
+  if (is_plain(form)) return static_cast<size_t>(plain_block_bytes(form, n_cols));
   const FormLayout l = layout_of(form);
   return static_cast<size_t>(n_cols / l.block_values) * static_cast<size_t>(l.block_bytes());
 }
@@ -72,7 +71,7 @@ void get_codes(const FormLayout& l, const uint8_t* group, int row, uint8_t* q) {
 }
 
 void put_block(const FormLayout& l, const BlockCodes& c, int row, std::byte* block) {
-  std::memcpy(block + 2 * row, &c.d, 2);
+  std::memcpy(block + l.scale_bytes() * row, &c.d, static_cast<size_t>(l.scale_bytes()));
   if (l.has_min) std::memcpy(block + 32 + 2 * row, &c.m, 2);
   for (int g = 0; g < l.n_groups(); g++) {
     uint8_t* group = bytes(block) + l.head_bytes() + g * l.group_bytes();
@@ -103,12 +102,19 @@ std::string shape_text(DType type, int64_t n_rows, int64_t n_cols) {
   return std::string(to_string(type)) + " [" + std::to_string(n_rows) + ", " + std::to_string(n_cols) + "]";
 }
 
-Status check_shape(DType type, std::span<const std::byte> rows, int64_t n_rows, int64_t n_cols, Form form, size_t out_bytes) {
-  const std::string where = shape_text(type, n_rows, n_cols);
-  if (type == DType::kI32 || type == DType::kI64)
-    return fail(Code::kUnsupported, "an integer tensor is not a weight matrix; use it as a table", where);
+Status check_sides(int64_t n_rows, int64_t n_cols, const std::string& where) {
   if (n_rows < 1 || n_cols < 1 || n_rows > kMaxSide || n_cols > kMaxSide || n_rows > kMaxElements / n_cols)
     return fail(Code::kInvalidArgument, "impossible matrix shape; the file is damaged or not a model", where);
+  return {};
+}
+
+Status check_shape(DType type, std::span<const std::byte> rows, int64_t n_rows, int64_t n_cols, Form form, size_t out_bytes) {
+  const std::string where = shape_text(type, n_rows, n_cols);
+  if (type == DType::kI32 || type == DType::kI64 || type == DType::kU8 || type == DType::kI8)
+    return fail(Code::kUnsupported, "an integer tensor is not a weight matrix; use it as a table", where);
+  if (type == DType::kF8E4M3 || type == DType::kF8E8M0)
+    return fail(Code::kUnsupported, "8-bit floats are no weights without the scales that belong to them", where);
+  CARREL_TRY(check_sides(n_rows, n_cols, where));
   const int64_t unit = std::max<int64_t>(block_shape(type).n_values, is_plain(form) ? 1 : layout_of(form).block_values);
   if (n_cols % unit != 0)
     return fail(Code::kInvalidArgument, "row length is no multiple of " + std::to_string(unit) + "; store this tensor as BF16 or F32",
@@ -152,6 +158,55 @@ void pack_codes(DType type, const std::byte* rows, int64_t n_rows, int64_t n_col
   }
 }
 
+Status check_x4_scales(const std::byte* rows, int64_t n_rows, int64_t n_cols, const std::string& where) {
+  const int64_t n_blocks = n_cols / 32;
+  for (int64_t i = 0; i < n_rows * n_blocks; i++) {
+    if (rows[17 * i] == std::byte{0xFF})
+      return fail(Code::kCorrupt,
+                  "row " + std::to_string(i / n_blocks) + ", column " + std::to_string(i % n_blocks * 32) +
+                      " has the scale NaN, which no weight has; the file is damaged",
+                  where);
+  }
+  return {};
+}
+
+constexpr float kLargestF8Scale = 0x1p119f;  // 448 times that is finite
+
+Status check_f8_row(std::span<const std::byte> codes, std::span<const float> scales, int64_t row, const std::string& where) {
+  const auto bad = [&](size_t column, const std::string& what) {
+    return fail(
+        Code::kCorrupt,
+        "row " + std::to_string(row) + ", column " + std::to_string(column) + " has " + what + ", which no weight has; the file is damaged",
+        where);
+  };
+  for (size_t i = 0; i < scales.size(); i++)
+    if (!(std::fabs(scales[i]) <= kLargestF8Scale)) return bad(i * kF8Columns, "a scale that is NaN or beyond 2^119");
+  for (size_t k = 0; k < codes.size(); k++)
+    if (is_e4m3_nan(static_cast<uint8_t>(codes[k]))) return bad(k, "the value NaN");
+  return {};
+}
+
+/// Codes and scales of one row; `block`: its row block.
+void put_f8_row(std::span<const std::byte> codes, std::span<const float> scales, size_t lane, std::byte* block) {
+  for (size_t i = 0; i < scales.size(); i++) {
+    const float scale = scales[i] * 256;
+    std::memcpy(block + 4 * lane, &scale, 4);
+    block += 4 * kRowBlock;
+    const size_t end = std::min(codes.size(), (i + 1) * kF8Columns);
+    for (size_t k = i * kF8Columns; k < end; k++, block += kRowBlock) block[lane] = codes[k];
+  }
+}
+
+void get_f8_row(const std::byte* block, size_t lane, std::span<float> out) {
+  for (size_t k = 0; k < out.size();) {
+    float scale;
+    std::memcpy(&scale, block + 4 * lane, 4);
+    block += 4 * kRowBlock;
+    const size_t end = std::min(out.size(), k + kF8Columns);
+    for (; k < end; k++, block += kRowBlock) out[k] = e4m3_to_f32(static_cast<uint8_t>(block[lane])) * 0x1p-8f * scale;
+  }
+}
+
 Status quantize_row(std::span<const float> values, int64_t row, std::byte* out) {
   const FormLayout l = layout_of(Form::kI8);
   std::byte* dst = out + static_cast<size_t>(row / kRowBlock) * row_block_bytes(Form::kI8, static_cast<int64_t>(values.size()));
@@ -170,7 +225,7 @@ Status quantize_row(std::span<const float> values, int64_t row, std::byte* out) 
 BlockCodes packed_block(Form form, const std::byte* block, int row) {
   const FormLayout l = layout_of(form);
   BlockCodes c;
-  std::memcpy(&c.d, block + 2 * row, 2);
+  std::memcpy(&c.d, block + l.scale_bytes() * row, static_cast<size_t>(l.scale_bytes()));
   if (l.has_min) std::memcpy(&c.m, block + 32 + 2 * row, 2);
   for (int g = 0; g < l.n_groups(); g++) {
     const uint8_t* group = bytes(block) + l.head_bytes() + g * l.group_bytes();
@@ -208,6 +263,10 @@ Form form_of(DType type) {
       return Form::kI5K;
     case DType::kQ6_K:
       return Form::kI6K;
+    case DType::kMXFP4:
+      return Form::kX4;
+    case DType::kF8E4M3:
+      return Form::kF8;
     default:
       return Form::kF32;
   }
@@ -220,6 +279,7 @@ size_t packed_bytes(Form form, int64_t n_rows, int64_t n_cols) {
 
 Status pack_matrix(DType type, std::span<const std::byte> rows, int64_t n_rows, int64_t n_cols, Form form, std::span<std::byte> out) {
   CARREL_TRY(check_shape(type, rows, n_rows, n_cols, form, out.size()));
+  if (type == DType::kMXFP4) CARREL_TRY(check_x4_scales(rows.data(), n_rows, n_cols, shape_text(type, n_rows, n_cols)));
   std::memset(out.data(), 0, out.size());
   if (form == form_of(type) && form != Form::kF32) {
     if (is_plain(form)) {
@@ -238,6 +298,33 @@ Status pack_matrix(DType type, std::span<const std::byte> rows, int64_t n_rows, 
     } else {
       put_plain_row(form, values, r, out.data());
     }
+  }
+  return {};
+}
+
+Status pack_f8(std::span<const std::byte> codes, std::span<const float> scales, int64_t n_rows, int64_t n_cols, Form form,
+               std::span<std::byte> out) {
+  const std::string where = shape_text(DType::kF8E4M3, n_rows, n_cols);
+  CARREL_TRY(check_sides(n_rows, n_cols, where));
+  const auto n = static_cast<size_t>(n_cols), n_scales = (n + kF8Columns - 1) / kF8Columns;
+  if (codes.size() != static_cast<size_t>(n_rows) * n || scales.size() != static_cast<size_t>(n_rows) * n_scales ||
+      out.size() != packed_bytes(form, n_rows, n_cols))
+    return fail(Code::kInternal, "packing buffers have the wrong sizes", where);
+  if (form != Form::kF8 && form != Form::kF32 && form != Form::kRows)
+    return fail(Code::kInvalidArgument, "cannot be packed as " + std::string(to_string(form)) + " without changing values", where);
+  std::memset(out.data(), 0, out.size());
+  std::vector<float> values(n);
+  for (int64_t r = 0; r < n_rows; r++) {
+    const auto row = codes.subspan(static_cast<size_t>(r) * n, n);
+    const auto row_scales = scales.subspan(static_cast<size_t>(r) * n_scales, n_scales);
+    CARREL_TRY(check_f8_row(row, row_scales, r, where));
+    if (form == Form::kF8) {
+      put_f8_row(row, row_scales, static_cast<size_t>(r % kRowBlock),
+                 out.data() + static_cast<size_t>(r / kRowBlock) * row_block_bytes(form, n_cols));
+      continue;
+    }
+    for (size_t k = 0; k < n; k++) values[k] = e4m3_to_f32(static_cast<uint8_t>(row[k])) * row_scales[k / kF8Columns];
+    put_plain_row(form, values, r, out.data());
   }
   return {};
 }
@@ -263,6 +350,8 @@ void dequantize_row(const Matrix& w, int64_t row, std::span<float> out) {
     std::memcpy(out.data(), w.data + static_cast<size_t>(row) * n_cols * 4, n_cols * 4);
   } else if (w.form == Form::kF32) {
     for (size_t k = 0; k < n_cols; k++) std::memcpy(&out[k], block + 4 * (k * kRowBlock + lane), 4);
+  } else if (w.form == Form::kF8) {
+    get_f8_row(block, lane, out);
   } else if (is_plain(w.form)) {
     for (size_t k = 0; k < n_cols; k++) {
       uint16_t h;

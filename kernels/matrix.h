@@ -29,7 +29,10 @@ enum class Form : uint8_t {  // numbers reach the model store: never change them
   kI5K = 9,                  // Q5_K
   kI6K = 10,                 // Q6_K: 6 bits offset 32, int8 sub-scales per 16, f16 super-scale per 256
   kRows = 11,                // float32, plain row-major: what the `reference` ops read
+  kX4 = 12,                  // MXFP4: e2m1 with an e8m0 scale per 32
+  kF8 = 13,                  // e4m3 with a float32 scale per row and 128 columns; any number of columns
 };
+constexpr Form kLastForm = Form::kF8;
 
 constexpr int kRowBlock = 16;
 
@@ -47,8 +50,13 @@ Form form_of(DType type);
 /// Bytes of a packed matrix; n_cols must be a multiple of the form's group.
 size_t packed_bytes(Form form, int64_t n_rows, int64_t n_cols);
 /// Packs rows of a file tensor (row-major, `type`) into `form`, which is form_of(type), kF32 or kRows (both widen), or kI8 (quantizes per
-/// group of 32, absmax/127 — the only lossy one). out.size() == packed_bytes(form, …). Errors: impossible shape.
+/// group of 32, absmax/127 — the only lossy one). out.size() == packed_bytes(form, …). Errors: impossible shape; kCorrupt names the place
+/// of a scale that is NaN or out of range (kLargestX4Scale of blocks.h).
 Status pack_matrix(DType type, std::span<const std::byte> rows, int64_t n_rows, int64_t n_cols, Form form, std::span<std::byte> out);
+/// The same for e4m3 codes, which have their scales beside: scales[row][(n_cols + 127) / 128], a value is code · scale rounded once. Into
+/// kF8, kF32 or kRows. kCorrupt names the place of a NaN, or of a scale that is not finite or beyond 2^119.
+Status pack_f8(std::span<const std::byte> codes, std::span<const float> scales, int64_t n_rows, int64_t n_cols, Form form,
+               std::span<std::byte> out);
 /// Repacks an already packed matrix into kF32 or kRows (for the `exact` and `reference` ops).
 Status repack_matrix(const Matrix& from, Form form, std::span<std::byte> out);
 /// Row `row` as float32, exact.

@@ -9,13 +9,16 @@
 #include <map>
 #include <random>
 #include <string>
+#include <utility>
+
+#include "kernels/float8.h"
 
 namespace carrel {
 namespace {
 
 constexpr DType kFloats[] = {DType::kF32, DType::kF16, DType::kBF16};
-constexpr DType kBlocks[] = {DType::kQ4_0, DType::kQ4_1, DType::kQ5_0, DType::kQ5_1,
-                             DType::kQ8_0, DType::kQ4_K, DType::kQ5_K, DType::kQ6_K};
+constexpr DType kBlocks[] = {DType::kQ4_0, DType::kQ4_1, DType::kQ5_0, DType::kQ5_1, DType::kQ8_0,
+                             DType::kQ4_K, DType::kQ5_K, DType::kQ6_K, DType::kMXFP4};
 
 /// Data of one named tensor of a safetensors file whose header has no escapes.
 std::string tensor_bytes(const std::string& file, const std::string& name) {
@@ -54,6 +57,8 @@ std::vector<std::byte> random_rows(DType type, size_t n_values, std::mt19937& rn
     if (type == DType::kF16 || type == DType::kBF16 || type == DType::kF32) {
       const uint16_t plain = type == DType::kF16 ? d : f32_to_bf16(static_cast<float>(rng() % 1000) * 0.37f - 100);
       std::memcpy(&out[b + size - 2], &plain, 2);
+    } else if (type == DType::kMXFP4) {
+      out[b] = static_cast<std::byte>(rng() % 255);
     } else {
       std::memcpy(&out[b + (type == DType::kQ6_K ? 208 : 0)], &d, 2);
       if (two) std::memcpy(&out[b + 2], &m, 2);
@@ -66,7 +71,7 @@ TEST(DType, golden_blocks_bit_for_bit) {
   std::ifstream in("tests/golden/quant/gguf.safetensors", std::ios::binary);
   const std::string file((std::istreambuf_iterator<char>(in)), {});
   ASSERT_GT(file.size(), 8u) << "run from the repository root";
-  for (const char* name : {"F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"}) {
+  for (const char* name : {"F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4"}) {
     const DType type = dtype_from_string(name).value();
     const std::string raw = tensor_bytes(file, std::string(name) + ".bytes"), values = tensor_bytes(file, std::string(name) + ".values");
     std::vector<float> got(values.size() / 4), want(values.size() / 4);
@@ -78,6 +83,84 @@ TEST(DType, golden_blocks_bit_for_bit) {
       ASSERT_EQ(bits(got[i]), bits(want[i])) << name << " value " << i;
     }
   }
+}
+
+std::vector<float> floats(const std::string& file, const std::string& name) {
+  const std::string raw = tensor_bytes(file, name);
+  std::vector<float> out(raw.size() / 4);
+  std::memcpy(out.data(), raw.data(), raw.size());
+  return out;
+}
+
+TEST(DType, golden_small_floats_bit_for_bit) {
+  std::ifstream in("tests/golden/quant/float8.safetensors", std::ios::binary);
+  const std::string file((std::istreambuf_iterator<char>(in)), {});
+  ASSERT_GT(file.size(), 8u) << "run from the repository root";
+  const std::string codes = tensor_bytes(file, "codes");
+  ASSERT_EQ(codes.size(), 256u);
+  for (const auto& [name, type] : {std::pair("e4m3fn", DType::kF8E4M3), std::pair("e8m0", DType::kF8E8M0)}) {
+    std::vector<float> got(256), want = floats(file, name);
+    to_f32(type, as_bytes(codes), got);
+    for (size_t i = 0; i < 256; i++)
+      ASSERT_TRUE(std::isnan(want[i]) ? std::isnan(got[i]) : bits(got[i]) == bits(want[i])) << name << " code " << i;
+  }
+  const std::vector<float> e2m1 = floats(file, "e2m1");
+  for (uint8_t c = 0; c < 16; c++) ASSERT_EQ(bits(e2m1_to_f32(c)), bits(e2m1[c])) << int{c};
+  const std::vector<float> x = floats(file, "round.input"), y = floats(file, "round.e2m1_input");
+  const std::string e4m3_codes = tensor_bytes(file, "round.e4m3fn_clamped"), e2m1_codes = tensor_bytes(file, "round.e2m1_code");
+  ASSERT_EQ(x.size(), e4m3_codes.size());
+  ASSERT_EQ(y.size(), e2m1_codes.size());
+  for (size_t i = 0; i < x.size(); i++) ASSERT_EQ(f32_to_e4m3(x[i]), static_cast<uint8_t>(e4m3_codes[i])) << x[i];
+  for (size_t i = 0; i < y.size(); i++) ASSERT_EQ(f32_to_e2m1(y[i]), static_cast<uint8_t>(e2m1_codes[i])) << y[i];
+}
+
+TEST(Matrix, golden_fp8_blocks_bit_for_bit) {
+  std::ifstream in("tests/golden/quant/mxfp4.safetensors", std::ios::binary);
+  const std::string file((std::istreambuf_iterator<char>(in)), {});
+  ASSERT_GT(file.size(), 8u) << "run from the repository root";
+  std::string codes = tensor_bytes(file, "fp8_block.weight");
+  const std::vector<float> tiles = floats(file, "fp8_block.weight_scale_inv"), want = floats(file, "fp8_block.values");
+  constexpr int64_t kRows = 150, kCols = 140;
+  ASSERT_EQ(want.size(), static_cast<size_t>(kRows * kCols));
+  std::vector<float> scales;
+  for (int64_t r = 0; r < kRows; r++) scales.insert(scales.end(), {tiles[r < 128 ? 0 : 2], tiles[r < 128 ? 1 : 3]});
+  for (const Form form : {Form::kF8, Form::kF32, Form::kRows}) {
+    std::vector<std::byte> blob(packed_bytes(form, kRows, kCols));
+    ASSERT_TRUE(pack_f8(as_bytes(codes), scales, kRows, kCols, form, blob));
+    std::vector<float> row(kCols);
+    for (int64_t r = 0; r < kRows; r++) {
+      dequantize_row({form, kRows, kCols, blob.data()}, r, row);
+      for (int64_t k = 0; k < kCols; k++)
+        ASSERT_EQ(bits(row[static_cast<size_t>(k)]), bits(want[static_cast<size_t>(r * kCols + k)]))
+            << to_string(form) << " " << r << " " << k;
+    }
+    const auto says = [&](const std::string& place) {
+      const Status s = pack_f8(as_bytes(codes), scales, kRows, kCols, form, blob);
+      ASSERT_FALSE(s);
+      EXPECT_EQ(s.error().code, Code::kCorrupt);
+      EXPECT_NE(s.error().message.find(place), std::string::npos) << s.error().message;
+    };
+    scales[0] = INFINITY;
+    says("row 0, column 0 has a scale");
+    scales[0] = tiles[0], scales[2 * 131 + 1] = NAN;
+    says("row 131, column 128 has a scale");
+    scales[2 * 131 + 1] = tiles[3];
+    const char was = std::exchange(codes[140 * 7 + 133], static_cast<char>(0xFF));
+    says("row 7, column 133 has the value NaN");
+    codes[140 * 7 + 133] = was;
+  }
+  EXPECT_EQ(packed_bytes(Form::kF8, 150, 140), 10u * (2 * 64 + 16 * 140));
+}
+
+TEST(Matrix, fp4_scales_that_no_weight_has_are_refused) {
+  std::vector<std::byte> rows(size_t{3} * 2 * 17), out(packed_bytes(Form::kRows, 3, 64));
+  rows[17 * 5] = std::byte{254};
+  EXPECT_TRUE(pack_matrix(DType::kMXFP4, rows, 3, 64, Form::kRows, out));
+  rows[17 * 5] = std::byte{255};
+  const Status s = pack_matrix(DType::kMXFP4, rows, 3, 64, Form::kRows, out);
+  ASSERT_FALSE(s);
+  EXPECT_EQ(s.error().code, Code::kCorrupt);
+  EXPECT_NE(s.error().message.find("row 2, column 32 has the scale NaN"), std::string::npos) << s.error().message;
 }
 
 TEST(DType, names_round_trip_and_unknown_names_are_refused) {
@@ -177,7 +260,8 @@ TEST(Matrix, impossible_shapes_are_errors) {
   EXPECT_EQ(code(DType::kF32, int64_t{1} << 31, int64_t{1} << 31, Form::kF32), Code::kInvalidArgument);
   EXPECT_EQ(code(DType::kF32, -1, 8, Form::kF32), Code::kInvalidArgument);
   EXPECT_EQ(code(DType::kQ4_K, 2, 256, Form::kI4K), Code::kCorrupt);
-  EXPECT_EQ(code(DType::kI32, 4, 9, Form::kF32), Code::kUnsupported);
+  for (const DType t : {DType::kI32, DType::kU8, DType::kI8, DType::kF8E4M3, DType::kF8E8M0})
+    EXPECT_EQ(code(t, 4, 9, Form::kF32), Code::kUnsupported) << to_string(t);
   EXPECT_EQ(code(DType::kQ4_K, 1, 256, Form::kI4), Code::kInvalidArgument);
   EXPECT_EQ(code(DType::kF32, 4, 9, Form::kI8), Code::kInvalidArgument);
   EXPECT_EQ(code(DType::kQ4_K, 1, 256, Form::kI4K), Code::kInternal);  // buffer size

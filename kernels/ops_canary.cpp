@@ -1,6 +1,8 @@
-// The canary of a numerics id: one small layer of each kind over fixed inputs, odd shapes, a chunk and then single tokens; the hash of every output bit.
+// The canary of a numerics id: one small layer of each kind over fixed inputs, odd shapes, a chunk and then single tokens; the hash of
+// every output bit.
 //
-// Whoever changes an order of operations changes this hash, and with it makes the stored state of the older build invisible. Threads: the caller's.
+// Whoever changes an order of operations changes this hash, and with it makes the stored state of the older build invisible. Threads: the
+// caller's.
 #include <array>
 #include <cstring>
 
@@ -11,6 +13,8 @@ namespace carrel {
 namespace {
 
 constexpr int kBlock = 64;
+constexpr Act kActs[] = {Act::kSilu, Act::kGeluTanh, Act::kSigmoid, Act::kIdentity, Act::kSwigluOai};
+constexpr RouteScore kScores[] = {RouteScore::kSoftmax, RouteScore::kSqrtSoftplus, RouteScore::kSigmoid, RouteScore::kSoftmaxOfChosen};
 constexpr int kSteps[] = {67, 1, 2, 75, 1};  // tokens of each step: crosses block and key block borders
 
 /// Inputs without a C library: a counter through a mixer, exact in float32.
@@ -38,8 +42,8 @@ class Canary {
   explicit Canary(Ops& ops) : ops_(ops) {}
 
   std::string run() {
-    for (const DType type : {DType::kF32, DType::kF16, DType::kBF16, DType::kQ8_0, DType::kQ4_0, DType::kQ4_1, DType::kQ5_0, DType::kQ5_1, DType::kQ4_K,
-                             DType::kQ5_K, DType::kQ6_K}) {
+    for (const DType type : {DType::kF32, DType::kF16, DType::kBF16, DType::kQ8_0, DType::kQ4_0, DType::kQ4_1, DType::kQ5_0, DType::kQ5_1,
+                             DType::kQ4_K, DType::kQ5_K, DType::kQ6_K, DType::kMXFP4, DType::kF8E4M3}) {
       products(type);
     }
     elements();
@@ -60,6 +64,9 @@ class Canary {
     std::vector<std::byte> file(bytes_of(type, static_cast<size_t>(n)));
     if (block_shape(type).n_values > 1) {
       for (std::byte& b : file) b = static_cast<std::byte>(noise_.next() % 0x3C);
+      if (type == DType::kMXFP4) {
+        for (size_t at = 0; at < file.size(); at += 17) file[at] = static_cast<std::byte>(120 + noise_.next() % 8);
+      }
       return file;
     }
     const std::vector<float> values = noise_.floats(n);
@@ -75,11 +82,21 @@ class Canary {
   }
 
   Matrix matrix(DType type, int64_t n_rows, int64_t n_cols) {
-    const std::vector<std::byte> file = file_values(type, n_rows * n_cols);
     const Form form = ops_.wanted_form(form_of(type));
     const size_t n = packed_bytes(form, n_rows, n_cols);
     auto& memory = matrices_.emplace_back(n + 64);
     std::byte* data = memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64) % 64;
+    if (type == DType::kF8E4M3) {
+      std::vector<std::byte> codes(static_cast<size_t>(n_rows * n_cols));
+      for (std::byte& b : codes) {
+        const uint64_t random = noise_.next();
+        b = static_cast<std::byte>((random >> 8) % 0x7F | (random & 0x80));
+      }
+      const std::vector<float> scales = noise_.floats(n_rows * ((n_cols + 127) / 128), 0.01f);
+      if (!pack_f8(codes, scales, n_rows, n_cols, form, std::span(data, n))) return {};
+      return {form, n_rows, n_cols, data};
+    }
+    const std::vector<std::byte> file = file_values(type, n_rows * n_cols);
     const Form direct = form == Form::kRows || form == Form::kF32 ? form : form_of(type);
     if (!pack_matrix(type, file, n_rows, n_cols, direct, std::span(data, n))) return {};
     return {form, n_rows, n_cols, data};
@@ -100,13 +117,20 @@ class Canary {
   }
 
   void elements() {
-    const std::vector<float> a = noise_.floats(3 * 77, 20.0f), b = noise_.floats(3 * 77), w = noise_.floats(77);
+    const std::vector<float> a = noise_.floats(3 * 77, 20.0f), b = noise_.floats(3 * 77), w = noise_.floats(2 * 77);
     std::vector<float> y(a.size());
-    ops_.add(a.data(), b.data(), 1.0f, 3 * 77, y.data());
+    for (const float scale : {1.0f, 0.22f}) {
+      ops_.add(a.data(), b.data(), scale, 3 * 77, y.data());
+      ops_.scale(1.0f / 3, 77, y.data());
+      add(y);
+    }
+    ops_.gate_rows(w.data(), a.data(), 3, 77, y.data());
     add(y);
-    ops_.rms_norm(a.data(), w.data(), 1e-6f, 3, 77, y.data(), 1);
-    add(y);
-    for (const Act act : {Act::kSilu, Act::kGeluTanh}) {
+    for (const int n_weights : {1, 2}) {
+      ops_.rms_norm(a.data(), w.data(), 1e-6f, 3, 77, y.data(), n_weights);
+      add(y);
+    }
+    for (const Act act : kActs) {
       ops_.gated(act, a.data(), b.data(), 0.5f, 3 * 77, y.data());
       add(y);
     }
@@ -131,15 +155,18 @@ class Canary {
     for (int e = 0; e < kExperts; ++e) {
       experts.push_back({matrix(DType::kBF16, 32, kWidth), matrix(DType::kBF16, 32, kWidth), matrix(DType::kBF16, kWidth, 32)});
     }
-    const std::vector<float> scores = noise_.floats(kTokens * kExperts, 3.0f), x = noise_.floats(kTokens * kWidth), bias = noise_.floats(kExperts);
+    const std::vector<float> scores = noise_.floats(kTokens * kExperts, 3.0f), x = noise_.floats(kTokens * kWidth),
+                             bias = noise_.floats(kExperts), biases = noise_.floats(kWidth);
+    experts[1].gate_bias = experts[1].up_bias = experts[1].down_bias = biases.data();
     const std::vector<int32_t> tokens(kTokens, 0);
     std::vector<int32_t> ids(kTokens * kTop);
     std::vector<float> weights(ids.size()), y(x.size());
-    for (const RouteScore score : {RouteScore::kSoftmax, RouteScore::kSqrtSoftplus}) {
-      ops_.route({kExperts, kTop, score, bias.data(), nullptr, true, 1.5f}, scores.data(), tokens, ids.data(), weights.data());
+    for (const RouteScore score : kScores) {
+      ops_.route({kExperts, kTop, score, bias.data(), nullptr, true, 1.5f, 1e-6f}, scores.data(), tokens, ids.data(), weights.data());
       add(ids);
       add(weights);
-      ops_.experts(experts, Act::kSilu, 10.0f, x.data(), ids.data(), weights.data(), kTop, kTokens, y.data());
+      ops_.experts(experts, score == RouteScore::kSoftmaxOfChosen ? Act::kSwigluOai : Act::kSilu, 10.0f, x.data(), ids.data(),
+                   weights.data(), kTop, kTokens, y.data());
       add(y);
     }
   }
@@ -181,7 +208,8 @@ class Canary {
       std::vector<int32_t> positions, zeros(static_cast<size_t>(n), 0);
       for (int i = 0; i < n; ++i) positions.push_back(n_past + i);
       const Batch batch{n, kBlock, zeros, positions, zeros, std::span(&seq, 1), {}};
-      const std::vector<float> q = noise_.floats(n * kHeads * kDim, 2.0f), w = noise_.floats(n * kHeads), z = noise_.floats(n * 2 * kDim, 3.0f);
+      const std::vector<float> q = noise_.floats(n * kHeads * kDim, 2.0f), w = noise_.floats(n * kHeads),
+                               z = noise_.floats(n * 2 * kDim, 3.0f);
       std::vector<float> y(q.size());
       std::vector<int32_t> selected(static_cast<size_t>(n * kTop));
       ops_.store_rows(noise_.floats(n * 4 * kDim).data(), 4 * kDim, 0, plain, batch);
@@ -209,6 +237,8 @@ class Canary {
 
 }  // namespace
 
-std::string numerics_canary(Ops& ops) { return Canary(ops).run(); }
+std::string numerics_canary(Ops& ops) {
+  return Canary(ops).run();
+}
 
 }  // namespace carrel

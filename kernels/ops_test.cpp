@@ -1,12 +1,12 @@
-// Ops that know one token at a time, experts and the canary: against the reference within stated bounds, and their bits on every path. Ops over
-// states: ops_state_test.cpp.
+// Ops that know one token at a time, experts and the canary: against the reference within stated bounds, and their bits on every path. Ops
+// over states: ops_state_test.cpp.
 #include "kernels/ops.h"
+
+#include <gtest/gtest.h>
 
 #include <cmath>
 #include <limits>
 #include <numeric>
-
-#include <gtest/gtest.h>
 
 #include "kernels/cpu/linear.h"
 #include "kernels/cpu/math.h"
@@ -19,6 +19,7 @@ namespace {
 using test::noise;
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr Act kActs[] = {Act::kSilu, Act::kGeluTanh, Act::kSigmoid, Act::kIdentity, Act::kSwigluOai};
 
 /// The sets under test: both paths where the machine has them, several teams.
 struct Sets {
@@ -46,9 +47,10 @@ void expect_near(const std::vector<float>& a, const std::vector<float>& b, float
 TEST(Ops, elements_have_the_bits_of_the_scalar_functions) {
   Sets sets;
   for (const int n : {1, 7, 16, 33, 100003}) {
-    std::vector<float> x = noise(1, static_cast<size_t>(n), 30.0f), up = noise(2, static_cast<size_t>(n)), got(x.size()), other(x.size()), want(x.size());
+    std::vector<float> x = noise(1, static_cast<size_t>(n), 30.0f), up = noise(2, static_cast<size_t>(n)), got(x.size()), other(x.size()),
+                       want(x.size());
     x[0] = kNan;
-    for (const Act act : {Act::kSilu, Act::kGeluTanh}) {
+    for (const Act act : kActs) {
       for (const float limit : {0.0f, 0.7f}) {
         sets.exact->gated(act, x.data(), up.data(), limit, n, got.data());
         sets.other->gated(act, x.data(), up.data(), limit, n, other.data());
@@ -64,9 +66,27 @@ TEST(Ops, elements_have_the_bits_of_the_scalar_functions) {
     sets.other->softcap(7.5f, n, other.data());
     expect_bits(got, other);
     for (int i = 1; i < n; ++i) ASSERT_EQ(got[static_cast<size_t>(i)], cpu::tanh_of(x[static_cast<size_t>(i)] / 7.5f) * 7.5f);
-    sets.exact->add(x.data(), up.data(), 1.0f, n, got.data());
-    sets.other->add(x.data(), up.data(), 1.0f, n, other.data());
+    for (const float scale : {1.0f, 0.22f}) {
+      sets.exact->add(x.data(), up.data(), scale, n, got.data());
+      sets.other->add(x.data(), up.data(), scale, n, other.data());
+      expect_bits(got, other);
+      for (int i = 1; i < n; ++i) {
+        ASSERT_EQ(got[static_cast<size_t>(i)], std::fmaf(scale, up[static_cast<size_t>(i)], x[static_cast<size_t>(i)]));
+      }
+    }
+    got = other = up;
+    sets.exact->scale(0.3f, n, got.data());
+    sets.other->scale(0.3f, n, other.data());
     expect_bits(got, other);
+    ASSERT_EQ(got.back(), 0.3f * up.back());
+    for (const int width : {1, n}) {
+      sets.exact->gate_rows(x.data(), up.data(), n / width, width, got.data());
+      sets.other->gate_rows(x.data(), up.data(), n / width, width, other.data());
+      sets.reference->gate_rows(x.data(), up.data(), n / width, width, want.data());
+      expect_bits(got, other);
+      got[0] = want[0] = 0;
+      if (width == 1) expect_bits(got, want);
+    }
   }
 }
 
@@ -118,12 +138,15 @@ TEST(Ops, hyper_connections) {
   Sets sets;
   for (const auto& [n, width] : {std::pair{2, 128}, {4, 33}, {3, 7}, {kMaxStreams, 5}}) {
     constexpr int kTokens = 70;
-    const std::vector<float> fn = noise(6, static_cast<size_t>((2 + n) * n * n * width), 0.2f), scale = noise(7, 3), base = noise(8, static_cast<size_t>((2 + n) * n));
-    const std::vector<float> x = noise(9, static_cast<size_t>(kTokens * n * width), 3.0f), f = noise(10, static_cast<size_t>(kTokens * width));
+    const std::vector<float> fn = noise(6, static_cast<size_t>((2 + n) * n * n * width), 0.2f), scale = noise(7, 3),
+                             base = noise(8, static_cast<size_t>((2 + n) * n));
+    const std::vector<float> x = noise(9, static_cast<size_t>(kTokens * n * width), 3.0f),
+                             f = noise(10, static_cast<size_t>(kTokens * width));
     const HcArgs args{n, width, 20, 1e-6f, 1e-6f, fn.data(), scale.data(), base.data()};
     const auto all = [&](Ops& ops, int first, int n_tokens) {
       const auto count = static_cast<size_t>(n_tokens);
-      std::vector<float> y(count * static_cast<size_t>(width)), post(count * static_cast<size_t>(n)), comb(post.size() * static_cast<size_t>(n)), out(y.size() * static_cast<size_t>(n)), head(y);
+      std::vector<float> y(count * static_cast<size_t>(width)), post(count * static_cast<size_t>(n)),
+          comb(post.size() * static_cast<size_t>(n)), out(y.size() * static_cast<size_t>(n)), head(y);
       ops.hc_pre(x.data() + first * n * width, args, n_tokens, y.data(), post.data(), comb.data());
       ops.hc_post(f.data() + first * width, x.data() + first * n * width, post.data(), comb.data(), n, width, n_tokens, out.data());
       ops.hc_head(x.data() + first * n * width, args, n_tokens, head.data());
@@ -154,7 +177,8 @@ TEST(Ops, routing_breaks_ties_to_the_lower_index_and_ranks_nan_last) {
     EXPECT_EQ(ids, (std::vector<int32_t>{1, 2, 0, 1, 0, 1})) << ops->name();
     EXPECT_FLOAT_EQ(weights[0] + weights[1], 1.0f);
     const std::vector<int32_t> table = {3, 0, 1, 2, 2, 0};  // hash layers: ids come out ascending
-    ops->route({4, 2, RouteScore::kSqrtSoftplus, nullptr, table.data(), true, 2.5f}, scores.data(), std::vector<int32_t>{2, 0, 1}, ids.data(), weights.data());
+    ops->route({4, 2, RouteScore::kSqrtSoftplus, nullptr, table.data(), true, 2.5f}, scores.data(), std::vector<int32_t>{2, 0, 1},
+               ids.data(), weights.data());
     EXPECT_EQ(ids, (std::vector<int32_t>{0, 2, 0, 3, 1, 2})) << ops->name();
   }
 }
@@ -164,31 +188,60 @@ TEST(Ops, routing_agrees) {
   constexpr int kExperts = 67, kTop = 6, kTokens = 100;
   const std::vector<float> scores = noise(11, kTokens * kExperts, 4.0f), bias = noise(12, kExperts, 0.3f);
   const std::vector<int32_t> tokens(kTokens, 0);
-  for (const RouteScore score : {RouteScore::kSoftmax, RouteScore::kSqrtSoftplus}) {
+  for (const RouteScore score : {RouteScore::kSoftmax, RouteScore::kSqrtSoftplus, RouteScore::kSigmoid, RouteScore::kSoftmaxOfChosen}) {
     for (const bool normalize : {true, false}) {
-      const RouteArgs args{kExperts, kTop, score, bias.data(), nullptr, normalize, 1.5f};
-      std::vector<int32_t> got(kTokens * kTop), other(got), want(got);
-      std::vector<float> got_weights(got.size()), other_weights(got.size()), want_weights(got.size());
-      sets.exact->route(args, scores.data(), tokens, got.data(), got_weights.data());
-      sets.other->route(args, scores.data(), tokens, other.data(), other_weights.data());
-      sets.reference->route(args, scores.data(), tokens, want.data(), want_weights.data());
-      EXPECT_EQ(got, other);
-      EXPECT_EQ(got, want);
-      expect_bits(got_weights, other_weights);
-      expect_near(got_weights, want_weights, 1e-6f);
+      for (const float* b : {bias.data(), static_cast<const float*>(nullptr)}) {
+        const RouteArgs args{kExperts, kTop, score, b, nullptr, normalize, 1.5f, 0.25f};
+        std::vector<int32_t> got(kTokens * kTop), other(got), want(got);
+        std::vector<float> got_weights(got.size()), other_weights(got.size()), want_weights(got.size());
+        sets.exact->route(args, scores.data(), tokens, got.data(), got_weights.data());
+        sets.other->route(args, scores.data(), tokens, other.data(), other_weights.data());
+        sets.reference->route(args, scores.data(), tokens, want.data(), want_weights.data());
+        EXPECT_EQ(got, other);
+        EXPECT_EQ(got, want);
+        expect_bits(got_weights, other_weights);
+        expect_near(got_weights, want_weights, 1e-6f);
+        std::vector<int32_t> one(kTop);
+        std::vector<float> one_weights(kTop);
+        sets.other->route(args, scores.data() + 71 * kExperts, std::span(tokens).first(1), one.data(), one_weights.data());
+        EXPECT_EQ(std::memcmp(one.data(), got.data() + 71 * kTop, kTop * 4), 0);
+        EXPECT_EQ(std::memcmp(one_weights.data(), got_weights.data() + 71 * kTop, kTop * 4), 0);
+      }
     }
+  }
+}
+
+TEST(Ops, a_nan_score_spoils_the_weights_of_its_token_only_when_it_is_chosen) {
+  Sets sets;
+  const std::vector<float> scores = {kNan, 3, 1, kNan, kNan, 2};
+  const std::vector<int32_t> tokens = {0, 0};
+  for (Ops* ops : {sets.reference.get(), sets.exact.get(), sets.other.get()}) {
+    std::vector<int32_t> ids(4);
+    std::vector<float> weights(4);
+    ops->route({3, 2, RouteScore::kSoftmaxOfChosen}, scores.data(), tokens, ids.data(), weights.data());
+    EXPECT_EQ(ids, (std::vector<int32_t>{1, 2, 0, 2})) << ops->name();
+    EXPECT_FLOAT_EQ(weights[0], 1 / (1 + std::exp(-2.0f))) << ops->name();
+    EXPECT_TRUE(std::isnan(weights[2]) && std::isnan(weights[3])) << ops->name();
   }
 }
 
 /// Experts in the form a set wants.
 struct ExpertWeights {
   std::vector<std::vector<std::byte>> memory;
+  std::vector<std::vector<float>> biases;
   std::vector<Expert> experts;
 
-  ExpertWeights(Ops& ops, DType type, int n_experts, int width, int inner) {
+  ExpertWeights(Ops& ops, DType type, int n_experts, int width, int inner, bool biased = false) {
     for (int e = 0; e < n_experts; ++e) {
       experts.push_back({add(ops, type, inner, width, e), add(ops, type, inner, width, e + 100), add(ops, type, width, inner, e + 200)});
+      if (!biased) continue;
+      experts.back().gate_bias = bias(inner, e);
+      experts.back().up_bias = bias(inner, e + 100);
+      experts.back().down_bias = bias(width, e + 200);
     }
+  }
+  const float* bias(int n, int seed) {
+    return biases.emplace_back(noise(static_cast<uint64_t>(seed + 600), static_cast<size_t>(n), 2.0f)).data();
   }
   Matrix add(Ops& ops, DType type, int64_t n_rows, int64_t n_cols, int seed) {
     const std::vector<float> values = noise(static_cast<uint64_t>(seed + 300), static_cast<size_t>(n_rows * n_cols), 0.3f);
@@ -216,17 +269,49 @@ TEST(Ops, experts_do_not_depend_on_the_other_tokens) {
     ids.push_back(first + 1 + t % (kExperts - 1 - first));
   }
   std::vector<float> got(x.size()), want(x.size()), one(kWidth);
-  const ExpertWeights rows(*sets.reference, DType::kBF16, kExperts, kWidth, kInner);
-  sets.reference->experts(rows.experts, Act::kSilu, 1.0f, x.data(), ids.data(), weights.data(), kTop, kTokens, want.data());
   const auto fast_one = make_ops(OpSet::kFast, &sets.one, CpuPath::kAvx2).value(), fast_three = make_ops(OpSet::kFast, &sets.three).value();
-  for (const DType type : {DType::kBF16, DType::kQ8_0}) {
-    for (const auto& [a, b] : {std::pair{sets.exact.get(), sets.other.get()}, {fast_one.get(), fast_three.get()}}) {
-      const ExpertWeights packed(*a, type, kExperts, kWidth, kInner);
-      a->experts(packed.experts, Act::kSilu, 1.0f, x.data(), ids.data(), weights.data(), kTop, kTokens, got.data());
-      if (type == DType::kBF16) expect_near(got, want, 2e-6f);
-      for (const int t : {0, 1, 299, 511, 512, 599}) {
-        b->experts(packed.experts, Act::kSilu, 1.0f, x.data() + t * kWidth, ids.data() + t * kTop, weights.data() + t * kTop, kTop, 1, one.data());
-        ASSERT_EQ(std::memcmp(one.data(), got.data() + t * kWidth, kWidth * 4), 0) << b->name() << " token " << t;
+  for (const Act act : kActs) {
+    const bool biased = act != Act::kSilu;
+    const ExpertWeights rows(*sets.reference, DType::kBF16, kExperts, kWidth, kInner, biased);
+    sets.reference->experts(rows.experts, act, 1.0f, x.data(), ids.data(), weights.data(), kTop, kTokens, want.data());
+    for (const DType type : {DType::kBF16, DType::kQ8_0}) {
+      for (const auto& [a, b] : {std::pair{sets.exact.get(), sets.other.get()}, {fast_one.get(), fast_three.get()}}) {
+        const ExpertWeights packed(*a, type, kExperts, kWidth, kInner, biased);
+        a->experts(packed.experts, act, 1.0f, x.data(), ids.data(), weights.data(), kTop, kTokens, got.data());
+        expect_near(got, want, type == DType::kBF16 ? 3e-6f : 0.1f);
+        for (const int t : {0, 1, 299, 511, 512, 599}) {
+          b->experts(packed.experts, act, 1.0f, x.data() + t * kWidth, ids.data() + t * kTop, weights.data() + t * kTop, kTop, 1,
+                     one.data());
+          ASSERT_EQ(std::memcmp(one.data(), got.data() + t * kWidth, kWidth * 4), 0) << b->name() << " token " << t;
+        }
+      }
+    }
+  }
+}
+
+TEST(Ops, products_that_go_together_take_every_gate) {
+  Sets sets;
+  constexpr int kWidth = 64, kInner = 96, kTokens = 300;
+  const auto fast_one = make_ops(OpSet::kFast, &sets.one, CpuPath::kAvx2).value(), fast_three = make_ops(OpSet::kFast, &sets.three).value();
+  const std::vector<float> x = noise(17, kTokens * kWidth);
+  for (Ops* ops : {sets.exact.get(), sets.other.get(), fast_one.get(), fast_three.get()}) {
+    for (const DType type : {DType::kBF16, DType::kQ8_0}) {
+      const ExpertWeights weights(*ops, type, 1, kWidth, kInner, true);
+      const Expert& w = weights.experts[0];
+      for (const Act act : kActs) {
+        for (const int n : {1, 3, 7, kTokens}) {
+          std::vector<float> gate(static_cast<size_t>(n * kInner)), up(gate), mid(gate), got(gate), y(static_cast<size_t>(n * kWidth)),
+              z(y);
+          ops->linear(w.gate, w.gate_bias, x.data(), kWidth, n, gate.data(), kInner);
+          ops->linear(w.up, w.up_bias, x.data(), kWidth, n, up.data(), kInner);
+          ops->gated(act, gate.data(), up.data(), 0.8f, n * kInner, mid.data());
+          ops->linear(w.down, w.down_bias, mid.data(), kInner, n, y.data(), kWidth);
+          const LinearOut g{w.gate, w.gate_bias, gate.data(), kInner}, u{w.up, w.up_bias, up.data(), kInner};
+          ops->gated_linears(g, u, act, 0.8f, x.data(), kWidth, n, got.data());
+          expect_bits(got, mid);
+          ops->feed_forward(g, u, act, 0.8f, {w.down, w.down_bias, z.data(), kWidth}, x.data(), kWidth, n, got.data());
+          expect_bits(z, y);
+        }
       }
     }
   }

@@ -98,7 +98,7 @@ TEST(Cases, case_state_g1) {  // products and paddings that wrap
   EXPECT_SAYS(gguf_error(one_tensor({4})), "no error");
   EXPECT_SAYS(gguf_error(one_tensor({(uint64_t{1} << 42) + 1})), "ends behind the end of the file");
   EXPECT_SAYS(gguf_error(one_tensor({(uint64_t{1} << 42) + 1, 1 << 20})), "impossible shape");
-  EXPECT_SAYS(gguf_error(one_tensor({uint64_t{1} << 62})), "impossible shape");       // times four bytes it wraps to 0
+  EXPECT_SAYS(gguf_error(one_tensor({uint64_t{1} << 62})), "impossible shape");                   // times four bytes it wraps to 0
   EXPECT_SAYS(gguf_error(one_tensor({1 << 16, 1 << 16, 1 << 16, 1 << 16})), "impossible shape");  // the product wraps to 0
   EXPECT_SAYS(gguf_error(one_tensor({UINT64_MAX})), "impossible shape");
   EXPECT_SAYS(gguf_error(one_tensor({1, 1, 1, 1, 1})), "5 dimensions");
@@ -171,8 +171,9 @@ TEST(Safetensors, unknown_types_are_listed) {
     const auto r = read_safetensors(bytes_of(text), "f");
     return r ? r->tensors[0].unsupported_type : r.error().text();
   };
-  EXPECT_EQ(check("F8_E4M3", "[3]", 3), "F8_E4M3");
-  EXPECT_SAYS(check("F8_E4M3", "[3]", 4), "ask for 3");
+  EXPECT_EQ(check("F8_E5M2", "[3]", 3), "F8_E5M2");
+  EXPECT_SAYS(check("F8_E5M2", "[3]", 4), "ask for 3");
+  for (const char* read : {"F8_E4M3", "F8_E8M0", "U8", "I8"}) EXPECT_EQ(check(read, "[3]", 3), "") << read;
   EXPECT_EQ(check("F4", "[4]", 2), "F4");
   EXPECT_SAYS(check("F4", "[3]", 2), "has 2 bytes");
   EXPECT_EQ(check("Q8_0", "[32]", 34), "Q8_0");  // of GGUF, nobody's in safetensors
@@ -180,16 +181,16 @@ TEST(Safetensors, unknown_types_are_listed) {
 }
 
 TEST(Safetensors, written_files_read_back) {
-  const std::string a = "12345678", b = "xyz";
+  const std::string a = "12345678", b = "xyzxyz";
   TensorInfo ta{.name = "a\"", .dtype = DType::kI64, .unsupported_type = "", .shape = {1}, .bytes = bytes_of(a)};
-  TensorInfo tb{.name = "b", .dtype = {}, .unsupported_type = "U8", .shape = {3, 1}, .bytes = bytes_of(b)};
+  TensorInfo tb{.name = "b", .dtype = {}, .unsupported_type = "U16", .shape = {3, 1}, .bytes = bytes_of(b)};
   const std::string text = write_safetensors({ta, tb});
   const auto r = read_safetensors(bytes_of(text), "f");
   ASSERT_TRUE(r) << r.error().text();
   ASSERT_EQ(r->tensors.size(), 2u);
   EXPECT_EQ(r->tensors[0].name, "a\"");
   EXPECT_EQ(r->tensors[0].dtype, DType::kI64);
-  EXPECT_EQ(r->tensors[1].unsupported_type, "U8");
+  EXPECT_EQ(r->tensors[1].unsupported_type, "U16");
   EXPECT_EQ(r->tensors[1].shape, (std::vector<int64_t>{3, 1}));
   EXPECT_TRUE(std::ranges::equal(r->tensors[1].bytes, bytes_of(b)));
 }
@@ -218,12 +219,12 @@ TEST(Gguf, tensors_are_checked) {
 
 TEST(Gguf, other_types_are_listed_by_name) {
   const std::string text =
-      model(3).tensor("a", {256}, 10, 0).tensor("b", {32}, 39, 96).tensor("c", {5}, 77, 128).data(std::string(256, 'x')).str();
+      model(3).tensor("a", {256}, 10, 0).tensor("b", {64}, 40, 96).tensor("c", {5}, 77, 160).data(std::string(256, 'x')).str();
   const auto r = read_gguf(bytes_of(text), "f");
   ASSERT_TRUE(r) << r.error().text();
   EXPECT_EQ(r->tensors[0].unsupported_type, "Q2_K");
   EXPECT_EQ(r->tensors[0].bytes.size(), 84u);
-  EXPECT_EQ(r->tensors[1].unsupported_type, "MXFP4");
+  EXPECT_EQ(r->tensors[1].unsupported_type, "NVFP4");
   EXPECT_EQ(r->tensors[2].unsupported_type, "type 77");
 }
 

@@ -53,6 +53,9 @@ bool ConfigReader::is_object(const std::string& key) const {
 bool ConfigReader::is_array(const std::string& key) const {
   return has(key) && (*impl_->at)[key].is_array();
 }
+bool ConfigReader::is_text(const std::string& key) const {
+  return has(key) && (*impl_->at)[key].is_string();
+}
 
 ConfigReader ConfigReader::section(const std::string& key) const {
   auto impl = std::make_shared<Impl>(*impl_);
@@ -133,11 +136,15 @@ std::vector<int64_t> ConfigReader::integers(const std::string& key) const {
   return out;
 }
 
-std::vector<double> ConfigReader::numbers(const std::string& key) const {
+std::vector<double> ConfigReader::numbers(const std::string& key, std::optional<double> unbounded) const {
   std::vector<double> out;
   if (!has(key)) return out;
   const Json& v = (*impl_->at)[key];
   for (const Json& e : v) {
+    if (v.is_array() && e.is_null() && unbounded) {
+      out.push_back(*unbounded);
+      continue;
+    }
     if (!v.is_array() || !e.is_number()) {
       error(Code::kCorrupt, "must be an array of numbers", key);
       return {};

@@ -24,6 +24,7 @@ class ConfigReader {
   bool has(const std::string& key) const;
   bool is_object(const std::string& key) const;
   bool is_array(const std::string& key) const;
+  bool is_text(const std::string& key) const;
   ConfigReader section(const std::string& key) const;
 
   /// Required; kCorrupt when absent, of another type or out of range. Range messages name the key.
@@ -35,7 +36,8 @@ class ConfigReader {
   std::string text(const std::string& key) const;
   std::string text_or(const std::string& key, const std::string& fallback) const;
   std::vector<int64_t> integers(const std::string& key) const;  // empty when absent
-  std::vector<double> numbers(const std::string& key) const;
+  /// unbounded: what a null in the list means, as which infinity reads; without it a null is an error.
+  std::vector<double> numbers(const std::string& key, std::optional<double> unbounded = {}) const;
   std::vector<bool> flags(const std::string& key) const;
   std::vector<std::string> texts(const std::string& key) const;
 

@@ -9,7 +9,8 @@
 namespace carrel {
 
 const std::vector<Family>& families() {
-  static const std::vector<Family> kFamilies = {deepseek_v4_family(), gemma3_family(), llama_family(), mistral_family(), qwen3_family()};
+  static const std::vector<Family> kFamilies = {deepseek_v4_family(), gemma3_family(),  gpt_oss_family(), granite_family(),   lfm2_family(),
+                                                llama_family(),       mistral_family(), qwen3_family(),   qwen3_next_family()};
   return kFamilies;
 }
 

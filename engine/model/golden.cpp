@@ -12,6 +12,12 @@ namespace {
 
 constexpr int kMaxDepth = 4;  // folders below the one given
 
+/// Model types that vectors exist of and that are no family of this version, as config.json and GGUF say them. Whatever else is refused is
+/// a failure.
+constexpr std::string_view kOtherFamilies[] = {"bamba",      "deepseek32",     "deepseek_v32", "falcon-h1",   "falcon_h1",
+                                               "gemma4",     "gemma4_text",    "kimi-linear",  "kimi_linear", "minimax",
+                                               "nemotron_h", "nemotron_h_moe", "olmo_hybrid"};
+
 std::string parent_of(const std::string& path) {
   const size_t slash = path.find_last_of('/');
   return slash == std::string::npos ? "." : slash == 0 ? "/" : path.substr(0, slash);
@@ -30,13 +36,21 @@ Result<ConfigReader> read_json(Env* env, const std::string& path) {
   return ConfigReader::parse(text);
 }
 
+/// Its native form is refused by name until it is read: a skip as well.
+constexpr std::string_view kFamilyWithOtherForms = "deepseek_v4";
+
 class Checker {
  public:
   Checker(Env* env, const GoldenOptions& options) : env_(env), options_(options) {}
 
   Status visit(const std::string& path, int depth) {
     if (!env_->is_dir(path)) return path.ends_with(".gguf") ? gguf_file(path) : Status{};
-    if (env_->exists(path + "/golden.safetensors") && env_->exists(path + "/config.json")) CARREL_TRY(model_folder(path));
+    if (env_->exists(path + "/config.json")) {
+      if (env_->exists(path + "/golden.safetensors")) CARREL_TRY(model_folder(path, path));
+      // The same model in another form: the vectors lie one folder up.
+      else if (env_->exists(path + "/../golden.safetensors"))
+        CARREL_TRY(model_folder(path, path + "/.."));
+    }
     if (env_->exists(path + "/gguf.safetensors")) return check_formats(env_, path, report);
     if (is_real_layout(env_, path)) return real_folder(path);
     check_texts(env_, path, report);
@@ -52,7 +66,7 @@ class Checker {
   GoldenReport report;
 
  private:
-  /// Takes the result of one check. Another family or type is a skip, not a failure of the model.
+  /// Takes the result of one check. A type that is not read is a skip, not a failure of the model.
   void take(GoldenFile out, const Status& status) {
     if (!status && status.error().code == Code::kUnsupported) {
       out.skipped = status.error().text();
@@ -66,9 +80,30 @@ class Checker {
   Status check(const std::string& name, const OpenSource& open, const GoldenVectors& vectors, const FastLimits& limits) {
     GoldenFile out;
     out.name = name;
-    const Status status = check_model(open, vectors, limits, options_, out);
-    take(std::move(out), status);
+    const Status status = check_unless_other(open, vectors, limits, out);
+    if (!status) out.failures.push_back(status.error().text());
+    report.files.push_back(std::move(out));
     return {};
+  }
+
+  Status check_unless_other(const OpenSource& open, const GoldenVectors& vectors, const FastLimits& limits, GoldenFile& out) {
+    CARREL_ASSIGN(const std::string type, model_type(open));
+    if (std::find(std::begin(kOtherFamilies), std::end(kOtherFamilies), type) != std::end(kOtherFamilies)) {
+      out.skipped = "'" + type + "' is not a family of this version";
+      return {};
+    }
+    const Status status = check_model(open, vectors, limits, options_, out);
+    if (status || status.error().code != Code::kUnsupported || type != kFamilyWithOtherForms) return status;
+    out.skipped = status.error().text();
+    return {};
+  }
+
+  static Result<std::string> model_type(const OpenSource& open) {
+    CARREL_ASSIGN(const auto source, open());
+    CARREL_ASSIGN(const ConfigReader config, ConfigReader::parse(source->config_json()));
+    std::string type = config.text(source->format() == SourceFormat::kGguf ? "general.architecture" : "model_type");
+    CARREL_TRY(config.status());
+    return type;
   }
 
   Status real_folder(const std::string& dir) {
@@ -84,12 +119,13 @@ class Checker {
     return {};
   }
 
-  Status model_folder(const std::string& dir) {
+  /// vectors: the folder with golden.safetensors and manifest.json.
+  Status model_folder(const std::string& dir, const std::string& vectors) {
     const bool other_config = options_.config != "config.json";
     if (!env_->exists(dir + "/" + options_.config)) return {};
     GoldenVectors v;
-    CARREL_TRY(read_manifest(dir, v));
-    CARREL_ASSIGN(v.file, VectorFile::open(env_, dir + "/golden.safetensors"));
+    CARREL_TRY(read_manifest(vectors, v));
+    CARREL_ASSIGN(v.file, VectorFile::open(env_, vectors + "/golden.safetensors"));
     CARREL_ASSIGN(const FastLimits limits, limits_of(dir, name_of(dir)));
     std::string config, weights;
     if (other_config) {
@@ -104,11 +140,18 @@ class Checker {
     return check(dir + (other_config ? " (" + options_.config + ")" : ""), open, v, limits);
   }
 
+  static void read_inner_bounds(const ConfigReader& manifest, GoldenVectors& v) {
+    v.hidden = manifest.numbers("bound_hidden_f32_per_layer");
+    const ConfigReader states = manifest.section("bound_state_f32");
+    for (const char* kind : {"conv", "recurrent"})
+      if (states.has(kind)) v.registers[kind] = states.number(kind);
+  }
+
   Status read_manifest(const std::string& dir, GoldenVectors& v) {
     CARREL_ASSIGN(const ConfigReader m, read_json(env_, dir + "/manifest.json"));
     v.tight = m.number(m.has("tight_logits_f32") ? "tight_logits_f32" : "bound_careful_f32");
     v.wide = m.number("bound_logits_f32");
-    v.hidden = m.numbers("bound_hidden_f32_per_layer");
+    read_inner_bounds(m, v);
     if (env_->exists(dir + "/trace.safetensors")) {
       CARREL_ASSIGN(v.trace, VectorFile::open(env_, dir + "/trace.safetensors"));
       const ConfigReader t = m.section("trace"), bounds = t.section("bound_f32");
@@ -136,6 +179,11 @@ class Checker {
     const std::string golden = dir + "/" + m.text("golden");
     CARREL_TRY(m.status());
     CARREL_ASSIGN(v.file, VectorFile::open(env_, golden));
+    if (m.text("golden").starts_with("../")) {  // of a model folder, whose manifest has the inner bounds
+      CARREL_ASSIGN(const ConfigReader of_folder, read_json(env_, parent_of(golden) + "/manifest.json"));
+      read_inner_bounds(of_folder, v);
+      CARREL_TRY(of_folder.status());
+    }
     CARREL_ASSIGN(const FastLimits limits, limits_of(dir, stem));
     return check(path, [&] { return open_source(env_, path); }, v, limits);
   }

@@ -53,9 +53,8 @@ struct GoldenReport {
 
 /// dir: a model folder with golden.safetensors, a folder of .gguf files with manifest.json, one .gguf file inside such a folder, a folder
 /// of number formats (quant/), of a tokenizer, split patterns or chat templates (text/, packed or not), of outputs of a real checkpoint
-/// (real/), or a folder above any of these. Families and number formats that this version lacks are reported as skipped, and so
-/// is a real checkpoint when options.models is empty.
-/// Errors: nothing to check there, unreadable vectors.
+/// (real/), or a folder above any of these. Families that this version is known to lack (a list) and number formats are reported as
+/// skipped, and so is a real checkpoint when options.models is empty. Errors: nothing to check there, unreadable vectors.
 Result<GoldenReport> check_golden(Env* env, const std::string& dir, const GoldenOptions& options);
 
 }  // namespace carrel

@@ -55,7 +55,10 @@ Result<std::unique_ptr<GoldenModel>> load_golden_model(const OpenSource& open, O
   BuildOptions build;
   build.kv_dtype = kv_dtype;
   CARREL_ASSIGN(m->graph, family->build(m->source->format(), m->source->config_json(), *m->weights, build));
-  for (const std::string& name : m->source->tensor_names()) m->quantised |= block_shape(m->source->find(name)->dtype).n_values > 1;
+  for (const std::string& name : m->source->tensor_names()) {
+    const DType type = m->source->find(name)->dtype;
+    m->quantised |= block_shape(type).n_values > 1 || type == DType::kU8 || type == DType::kI8;  // bytes of two fp4
+  }
   return m;
 }
 

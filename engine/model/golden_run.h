@@ -58,9 +58,10 @@ std::vector<float> run_tokens(const GoldenModel& model, std::span<const int32_t>
 /// Everything known about one model's vectors.
 struct GoldenVectors {
   std::shared_ptr<VectorFile> file;
-  std::shared_ptr<VectorFile> trace;  // deepseek_v4; may be null
-  double tight = 0, wide = 0;         // bounds of logits
-  std::vector<double> hidden;         // bounds of hidden.layers, layer by layer; empty: none given
+  std::shared_ptr<VectorFile> trace;        // deepseek_v4; may be null
+  double tight = 0, wide = 0;               // bounds of logits
+  std::vector<double> hidden;               // bounds of hidden.layers, layer by layer; empty: none given
+  std::map<std::string, double> registers;  // bounds of state.NNN.layerI.<kind>: conv, recurrent
   std::map<std::string, double> trace_bounds;
   std::string trace_prompt;
   std::vector<int> trace_positions, trace_indexer_positions;
@@ -77,10 +78,21 @@ Status check_model(const OpenSource& open, const GoldenVectors& vectors, const F
                    GoldenFile& out);
 /// hidden.layers, traces and states; sets out.first_off and adds to out.failures and out.worst.
 void localise(const GoldenModel& model, const GoldenVectors& vectors, GoldenFile& out);
-/// tests/golden/quant: gguf.safetensors.
+/// tests/golden/quant: gguf.safetensors, and float8.safetensors and mxfp4.safetensors where they are.
 Status check_formats(Env* env, const std::string& dir, GoldenReport& report);
 /// Tokenizer, split patterns or chat templates in this folder, each a file of the report. False: there are none.
 bool check_texts(Env* env, const std::string& dir, GoldenReport& report);
+/// state.NNN.layerI.{conv,recurrent}: error over its bound, worst of one forward and of single tokens, by vector name, in the order of
+/// positions and layers.
+struct RegisterError {
+  std::string name;
+  double ratio = 0;
+};
+std::vector<RegisterError> compare_registers(const GoldenModel& model, const GoldenVectors& vectors);
+/// Largest absolute difference; infinite where one side is empty, of another size or not a number.
+double largest_difference(const std::vector<float>& a, const std::vector<float>& b);
+/// The longest prompt's ids.
+std::vector<int32_t> longest_prompt(const VectorFile& file);
 /// Keeps the largest error over its bound (NaN counts as infinite) and where it was.
 void note_error(GoldenFile& out, double ratio, const std::string& at);
 

@@ -21,22 +21,13 @@ struct Check {
   double ratio = 0;
 };
 
-double largest_difference(const std::vector<float>& a, const std::vector<float>& b) {
-  if (a.size() != b.size() || a.empty()) return INFINITY;
-  double worst = 0;
-  for (size_t i = 0; i < a.size(); ++i) {
-    const double d = std::abs(static_cast<double>(a[i]) - static_cast<double>(b[i]));
-    if (!(d <= worst)) worst = std::isnan(d) ? INFINITY : d;
-  }
-  return worst;
-}
-
 class Localiser {
  public:
   Localiser(const GoldenModel& model, const GoldenVectors& vectors, GoldenFile& out) : m_(model), v_(vectors), out_(out) {}
 
   void run() {
     if (v_.file->has("hidden.layers") && !v_.hidden.empty()) check_hidden();
+    for (const RegisterError& e : compare_registers(m_, v_)) add(e.name, e.ratio);
     if (v_.trace) {
       run_probed(v_.file->ints("prompt." + v_.trace_prompt + ".ids"), v_.trace_positions);
       check_trace();
@@ -86,11 +77,7 @@ class Localiser {
   void add(const std::string& name, double ratio) { checks_.push_back({name, ratio}); }
 
   void check_hidden() {
-    std::string longest;
-    for (const std::string& name : v_.file->names()) {
-      if (name.starts_with("prompt.") && name.ends_with(".ids") && name > longest) longest = name;
-    }
-    run_probed(v_.file->ints(longest), {});
+    run_probed(longest_prompt(*v_.file), {});
     const std::vector<int32_t> at = v_.file->ints("hidden.pos");
     const std::vector<int> positions(at.begin(), at.end());
     const std::vector<float> want = v_.file->floats("hidden.layers");

@@ -19,9 +19,9 @@ class GraphBuilder {
   // ---- constants
   /// Whole tensor as [rows][cols]: its shape must say the same (leading dimensions multiply to rows).
   Matrix matrix(const std::string& tensor, int64_t rows, int64_t cols, int64_t unpair_rows = 0);
-  /// Rows [row_begin, row_begin + rows) of a tensor that has total_rows rows of cols.
-  /// Any other part of a tensor, as weights.h says; the caller has checked the tensor's shape.
+  /// Any other part of a tensor, as weights.h says; its total_rows stands for the shape.
   Matrix matrix(const MatrixRequest& request);
+  /// Rows [row_begin, row_begin + rows) of a tensor that has total_rows rows of cols.
   Matrix slice(const std::string& tensor, int64_t total_rows, int64_t row_begin, int64_t rows, int64_t cols);
   const float* vector(const std::string& tensor, int64_t n, float add = 0);
   /// The same, null when the tensor is absent.
@@ -37,8 +37,7 @@ class GraphBuilder {
   ValueId linear(const std::string& name, const Matrix& w, ValueId x, const float* bias = nullptr);
   /// y[y_begin …] = w x[x_begin …] into an existing value.
   void linear_into(const Matrix& w, ValueId x, int x_begin, ValueId y, int y_begin);
-  /// dim: width of one normalised group, 0 = the whole row.
-  /// n_weights: groups of a row have their own weights each, [n_weights][dim].
+  /// dim: width of one normalised group, 0 = the whole row. n_weights: groups of a row have their own weights each, [n_weights][dim].
   ValueId rms_norm(const std::string& name, ValueId x, const float* weight, float eps, int dim = 0, int n_weights = 1);
   void rms_norm_in_place(ValueId x, const float* weight, float eps, int dim);
   void rope(ValueId x, const RopeArgs& args, int table);

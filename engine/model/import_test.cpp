@@ -62,17 +62,24 @@ TEST_P(Import, a_family_builds_the_same_from_the_store) {
 INSTANTIATE_TEST_SUITE_P(Golden, Import,
                          ::testing::Values("models/deepseek_v4/tiny_a", "models/deepseek_v4/tiny_b", "models/gemma3_text", "models/llama",
                                            "models/mistral", "models/qwen3", "models/qwen3_moe", "gguf/deepseek_v4-bf16.gguf",
-                                           "gguf/gemma3_text-mix.gguf", "gguf/llama-q4_0.gguf", "gguf/llama256-q456_k.gguf",
-                                           "gguf/qwen3_moe.gguf"));
+                                           "gguf/deepseek_v4.gguf", "gguf/gemma3_text-mix.gguf", "gguf/llama-q4_0.gguf",
+                                           "gguf/llama256-q456_k.gguf", "gguf/qwen3_moe.gguf"));
 
 TEST(ImportRefused, a_family_that_needs_another_type_is_refused_by_name) {
   FaultEnv env;
-  const auto source = open_source(Env::real(), "tests/golden/gguf/deepseek_v4.gguf");
-  ASSERT_TRUE(source);
+  std::string file = *read_file(Env::real(), "tests/golden/gguf/deepseek_v4-bf16.gguf");
+  const std::string name = "blk.0.attn_kv.weight";
+  const size_t type_at = file.find(name) + name.size() + 4 + 2 * 8;  // behind the dimensions
+  ASSERT_EQ(file[type_at], 30);
+  file[type_at] = 25;
+  ASSERT_TRUE(write_file_atomic(&env, "/model.gguf", file));
+  const auto source = open_source(&env, "/model.gguf");
+  ASSERT_TRUE(source) << source.error().text();
   const auto entry = import_source(&env, **source, "/m", {}, build_hook);
   ASSERT_FALSE(entry);
   EXPECT_EQ(entry.error().code, Code::kUnsupported) << entry.error().text();
-  EXPECT_NE(entry.error().message.find("has the type MXFP4, which this version does not read"), std::string::npos) << entry.error().text();
+  EXPECT_NE(entry.error().message.find("'blk.0.attn_kv.weight' has the type I16, which this version does not read"), std::string::npos)
+      << entry.error().text();
   EXPECT_TRUE(list_entries(&env, "/m")->empty());
 }
 

@@ -113,8 +113,7 @@ class HeaderReader final : public nlohmann::json_sax<nlohmann::json> {
 /// Bits per element of types that are listed but not read; 0: of a type nobody here knows.
 int unsupported_bits(const std::string& dtype) {
   static constexpr std::pair<std::string_view, int> kBits[] = {
-      {"BOOL", 8},        {"U8", 8},          {"I8", 8},   {"F8_E4M3", 8}, {"F8_E5M2", 8}, {"F8_E8M0", 8},
-      {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8}, {"U16", 16}, {"I16", 16},    {"U32", 32},    {"U64", 64},
+      {"BOOL", 8}, {"F8_E5M2", 8}, {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8}, {"U16", 16}, {"I16", 16},    {"U32", 32},    {"U64", 64},
       {"F64", 64},        {"C64", 64},        {"F4", 4},   {"F6_E2M3", 6}, {"F6_E3M2", 6},
   };
   for (const auto& [name, bits] : kBits)

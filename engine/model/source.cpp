@@ -177,7 +177,8 @@ Status check_type(const TensorInfo& tensor, const std::string& where) {
   return fail(
       Code::kUnsupported,
       "tensor '" + tensor.name + "' has the type " + tensor.unsupported_type +
-          ", which this version does not read; use a file with F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K or Q6_K weights",
+          ", which this version does not read; use a file with F32, F16, BF16, F8_E4M3, MXFP4, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K or "
+          "Q6_K weights",
       where);
 }
 

@@ -22,7 +22,7 @@ struct GgufTokenizer;  // gguf.h
 struct TensorInfo {
   std::string name;
   DType dtype = DType::kF32;
-  /// Name of a type that this version does not read ("F8_E4M3", "Q2_K"); dtype says nothing then. Empty for the types of DType. Such a
+  /// Name of a type that this version does not read ("F8_E5M2", "Q2_K"); dtype says nothing then. Empty for the types of DType. Such a
   /// tensor is listed, so that a family that does not need it can serve the model; whoever needs it refuses it by this name.
   std::string unsupported_type;
   std::vector<int64_t> shape;  // outermost first (GGUF's reversed order is put right), product checked

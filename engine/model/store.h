@@ -20,9 +20,10 @@
 namespace carrel {
 
 struct StoreEntry {
-  std::string digest;  // 64 hex digits: SHA-256 of the manifest, which holds those of everything else; LoadedWeights::model_digest is another
-  std::string path;    // its folder
-  std::string name;    // as imported; empty when the note beside the manifest is lost
+  std::string
+      digest;        // 64 hex digits: SHA-256 of the manifest, which holds those of everything else; LoadedWeights::model_digest is another
+  std::string path;  // its folder
+  std::string name;  // as imported; empty when the note beside the manifest is lost
   std::string source;  // path it came from, for people
   SourceFormat format = SourceFormat::kHuggingFace;
   int64_t n_tensors = 0;     // packed pieces

@@ -32,14 +32,17 @@ class ImportWeights final : public Weights {
   }
 
   Result<Matrix> matrix(const MatrixRequest& r) override {
-    CARREL_ASSIGN(const TensorInfo* t, find_for(source_, r));
-    const Form form = form_for(*t, r);
+    CARREL_ASSIGN(const FoundMatrix found, find_for(source_, r));
+    const Form form = form_for(found, r);
     const Matrix m{form, r.n_rows, r.n_cols, nullptr};
     if (!ids_.insert(r.id()).second) return m;
     Bytes packed(packed_bytes(form, r.n_rows, r.n_cols));
-    CARREL_TRY(pack_request(*t, r, form, packed, source_.path()));
-    if (form == form_of(t->dtype)) CARREL_TRY(check_lossless(*t, r, {form, r.n_rows, r.n_cols, packed.data()}, source_.path()));
-    const auto source_bytes = static_cast<int64_t>(carrel::bytes_of(t->dtype, static_cast<size_t>(r.n_rows * r.n_cols)));
+    CARREL_TRY(pack_request(found, r, form, packed, source_.path()));
+    if (form == found.form) CARREL_TRY(check_lossless(found, r, {form, r.n_rows, r.n_cols, packed.data()}, source_.path()));
+    if (found.scales != nullptr) used_.insert(r.scales);
+    const auto n_tensor = static_cast<double>(std::max<int64_t>(found.tensor->n_elements(), 1));
+    const auto source_bytes =
+        static_cast<int64_t>(static_cast<double>(found.tensor->bytes.size()) * (static_cast<double>(r.n_rows * r.n_cols) / n_tensor));
     CARREL_TRY(write({.id = r.id(), .tensor = r.tensor, .is_matrix = true, .form = form, .rows = r.n_rows, .cols = r.n_cols}, packed,
                      source_bytes));
     return m;
@@ -87,9 +90,9 @@ class ImportWeights final : public Weights {
   }
 
  private:
-  Form form_for(const TensorInfo& t, const MatrixRequest& r) const {
-    const bool plain = t.dtype == DType::kF32 || t.dtype == DType::kF16 || t.dtype == DType::kBF16;
-    return options_.quantize && plain && r.n_cols % 32 == 0 && !keeps_floats(t.name) ? Form::kI8 : form_of(t.dtype);
+  Form form_for(const FoundMatrix& f, const MatrixRequest& r) const {
+    const bool plain = f.form == Form::kF32 || f.form == Form::kF16 || f.form == Form::kBF16;
+    return options_.quantize && plain && r.n_cols % 32 == 0 && !keeps_floats(r.tensor) ? Form::kI8 : f.form;
   }
 
   Status write(StoredPiece p, std::span<const std::byte> bytes, int64_t source_bytes) {

@@ -79,7 +79,7 @@ std::string_view kind_of(const std::string& id) {
 StoredPiece read_piece(const Json& j, std::string* error) {
   Fields f(j, error);
   StoredPiece p;
-  p.id = f.text("id", 2048);
+  p.id = f.text("id", 4096);  // two names of tensors
   p.tensor = f.text("tensor", 1024);
   const std::string kind = f.text("kind", 16);
   p.is_matrix = kind == "matrix";
@@ -89,7 +89,7 @@ StoredPiece read_piece(const Json& j, std::string* error) {
   p.offset = static_cast<uint64_t>(f.integer("offset", INT64_MAX / 2));
   p.bytes = static_cast<uint64_t>(f.integer("bytes", INT64_MAX / 2));
   p.sha256 = f.digest("sha256");
-  if (p.is_matrix) p.form = static_cast<Form>(f.integer("form", static_cast<int64_t>(Form::kRows)));
+  if (p.is_matrix) p.form = static_cast<Form>(f.integer("form", static_cast<int64_t>(kLastForm)));
   if (!error->empty()) return p;
   if (p.is_matrix && (p.rows < 1 || p.cols < 1 || p.rows > kMaxSide || p.rows > kMaxElements / p.cols)) {
     f.fail_with("shape of " + p.tensor);

@@ -46,8 +46,8 @@ struct SourceTensor {
 struct Manifest {
   SourceFormat format = SourceFormat::kHuggingFace;
   std::optional<Digest> identity;  // of the model, the same as when it is loaded without import; absent in entries of the first imports
-  uint64_t weights_bytes = 0;  // of the file
-  int64_t file_bytes = 0;      // of the tensors in use as they came
+  uint64_t weights_bytes = 0;      // of the file
+  int64_t file_bytes = 0;          // of the tensors in use as they came
   std::vector<StoredText> texts;
   std::vector<SourceTensor> source_tensors;
   std::vector<StoredPiece> pieces;

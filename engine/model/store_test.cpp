@@ -309,16 +309,54 @@ TEST(Store, quantizing_makes_int8_and_keeps_routers) {
 TEST(Store, a_type_that_is_not_read_is_refused_at_import) {
   FaultEnv env;
   const BuildHook build = [](SourceFormat, const std::string&, Weights& w) -> Status {
-    CARREL_TRY(w.matrix({.tensor = "blk.0.ffn_gate_exps.weight", .row_begin = 0, .n_rows = 1, .n_cols = 64, .unpair_rows = 0}));
+    CARREL_TRY(w.matrix({.tensor = "a", .row_begin = 0, .n_rows = 1, .n_cols = 256, .unpair_rows = 0}));
     return {};
   };
   ASSERT_TRUE(env.make_dirs("/src"));
-  ASSERT_TRUE(write_file_atomic(&env, "/src/m.gguf", *read_file(Env::real(), "tests/golden/gguf/gpt_oss-mxfp4.gguf")));
+  testing_files::GgufBuilder file;
+  file.head(1, 1).architecture("x").tensor("a", {256}, 10, 0).data(std::string(84, 'x'));
+  ASSERT_TRUE(write_file_atomic(&env, "/src/m.gguf", file.str()));
   const auto entry = import_model(&env, "/src/m.gguf", kStore, {}, build);
   ASSERT_FALSE(entry);
   EXPECT_EQ(entry.error().code, Code::kUnsupported);
-  EXPECT_NE(entry.error().message.find("'blk.0.ffn_gate_exps.weight' has the type MXFP4"), std::string::npos) << entry.error().text();
+  EXPECT_NE(entry.error().message.find("'a' has the type Q2_K"), std::string::npos) << entry.error().text();
   EXPECT_TRUE(env.list(kStore)->empty());
+}
+
+TEST(Store, scales_and_groups_of_rows_come_back) {
+  FaultEnv env;
+  const std::string blocks(size_t{8} * 16, '\x5A'), scales(8, '\x7E'), codes(size_t{6} * 8, '\x31'), tile("\x80\x3F", 2), plain(48, '\x3C');
+  const std::string config = "{}",
+                    file = write_safetensors(
+                        {{.name = "x4", .dtype = DType::kU8, .unsupported_type = "", .shape = {8, 1, 16}, .bytes = bytes_of(blocks)},
+                         {.name = "x4s", .dtype = DType::kU8, .unsupported_type = "", .shape = {8, 1}, .bytes = bytes_of(scales)},
+                         {.name = "f8", .dtype = DType::kF8E4M3, .unsupported_type = "", .shape = {6, 8}, .bytes = bytes_of(codes)},
+                         {.name = "f8s", .dtype = DType::kBF16, .unsupported_type = "", .shape = {1, 1}, .bytes = bytes_of(tile)},
+                         {.name = "b", .dtype = DType::kBF16, .unsupported_type = "", .shape = {2, 3, 4}, .bytes = bytes_of(plain)}});
+  const auto source = *open_folder_in_memory({{"config.json", bytes_of(config)}, {"model.safetensors", bytes_of(file)}});
+  MatrixRequest x4, f8, b;
+  x4.tensor = "x4", x4.scales = "x4s", x4.row_begin = 1, x4.n_rows = 4, x4.n_cols = 32, x4.period = 2, x4.take = 1;
+  f8.tensor = "f8", f8.scales = "f8s", f8.n_rows = 6, f8.n_cols = 8;
+  b.tensor = "b", b.n_rows = 8, b.n_cols = 3, b.transposed = true;
+  Asked asked;
+  asked.matrices = {x4, f8, b};
+  const auto entry = import_source(&env, *source, kStore, named("m"), hook(asked));
+  ASSERT_TRUE(entry) << entry.error().text();
+  for (const auto& choose : {FormChooser(kSame), FormChooser([](Form) { return Form::kF32; })}) {
+    const auto model = open_stored_model(&env, entry->path, choose, StoreVerify::kFull);
+    ASSERT_TRUE(model) << model.error().text();
+    const auto direct = weights_from_source(*source, choose);
+    for (const auto& r : asked.matrices) {
+      const auto stored = model->weights->matrix(r), loaded = direct->matrix(r);
+      ASSERT_TRUE(stored && loaded);
+      ASSERT_EQ(stored->form, loaded->form);
+      EXPECT_EQ(std::memcmp(stored->data, loaded->data, packed_bytes(loaded->form, r.n_rows, r.n_cols)), 0) << r.id();
+    }
+    EXPECT_EQ(*model->weights->model_digest(), *direct->model_digest());
+    EXPECT_EQ(model->weights->file_bytes(), direct->file_bytes());
+  }
+  EXPECT_EQ(x4.id(), "m1+4x32u0p2/1s2:x4+x4s");
+  EXPECT_EQ(b.id(), "m0+8x3u0t:b");
 }
 
 TEST(Store, a_request_that_import_did_not_see_is_refused) {

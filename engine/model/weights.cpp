@@ -24,11 +24,12 @@ class SourceWeights final : public LoadedWeights {
   Result<Matrix> matrix(const MatrixRequest& r) override {
     const std::string id = r.id();
     if (const auto it = matrices_.find(id); it != matrices_.end()) return it->second;
-    CARREL_ASSIGN(const TensorInfo* t, find_for(source_, r));
-    const Form form = choose_(form_of(t->dtype));
+    CARREL_ASSIGN(const FoundMatrix found, find_for(source_, r));
+    const Form form = choose_(found.form);
     CARREL_ASSIGN(const auto out, take(packed_bytes(form, r.n_rows, r.n_cols)));
-    CARREL_TRY(pack_request(*t, r, form, out, source_.path()));
+    CARREL_TRY(pack_request(found, r, form, out, source_.path()));
     asked_.insert(r.tensor);
+    if (found.scales != nullptr) asked_.insert(r.scales);
     const Matrix m{form, r.n_rows, r.n_cols, out.data()};
     matrices_.emplace(id, m);
     return m;

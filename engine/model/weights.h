@@ -16,7 +16,7 @@
 
 namespace carrel {
 
-/// Part of a tensor taken as one matrix [n_rows][n_cols].
+/// Part of a tensor taken as one matrix [n_rows][n_cols]. Rows and columns count values, however they are packed.
 struct MatrixRequest {
   std::string tensor;
   int64_t row_begin = 0;  // in rows of n_cols, counted over all leading dimensions (expert e of [E, R, C] starts at e R)
@@ -24,6 +24,17 @@ struct MatrixRequest {
   int64_t n_cols = 0;
   /// 0, or rows per head: rows come as adjacent rotary pairs (GGUF llama) and are put back to halves: row s·d/2 + i of a head ← row 2i + s.
   int64_t unpair_rows = 0;
+  /// Rows in groups: row i of the request is row row_begin + (i / take) period + i % take of the tensor; 0 and 0: contiguous. Interleaved
+  /// gate and up: period 2, take 1; per head q | gate: period 2d, take d. take <= period. Applied after unpair_rows.
+  int64_t period = 0, take = 0;
+  /// The tensor's last two dimensions are the other way round, [.., n_cols, R]: the request sees it as [.., R, n_cols], and row_begin and
+  /// period count those rows. Types of one float per element only.
+  bool transposed = false;
+  /// The tensor of block scales, for the types that have them beside (packing.h: F8_E4M3; I8 and U8 of two e2m1); empty: it needs none.
+  std::string scales = {};
+  /// Rows that the whole tensor must have (leading dimensions multiplied); 0: not checked. No part of the id: the store was checked at
+  /// import.
+  int64_t total_rows = 0;
 
   std::string id() const;
 };

@@ -311,7 +311,7 @@ void plain_product(const Call& c, const LinearOut& out) {
   const int group = c.k.plain_row_blocks(tiles.begin(1));
   const int64_t n_groups = (n_row_blocks(w) + group - 1) / group;
   const int64_t chunk = kPlainTokens / c.k.plain_tile, n_chunks = (tiles.n + chunk - 1) / chunk;
-  const int64_t block_bytes = w.n_cols * kRowBlock * (w.form == Form::kF32 ? 4 : 2);
+  const int64_t block_bytes = plain_block_bytes(w.form, w.n_cols);
   split(c.team, w.n_rows * w.n_cols * c.n_tokens, n_groups * n_chunks, 1, [&](int64_t b, int64_t e) {
     float acc[16 * 4 * kRowBlock];
     for (int64_t u = b; u < e; u++) {

@@ -2,12 +2,15 @@
 // token's own x and the matrix: not on n_tokens, neighbours, threads, or the instruction path.
 //
 // Order, for every output element on its own:
-//   plain forms (kF32, kF16, kBF16): acc = 0; acc = fma(w[k], x[k], acc) for k = 0, 1, 2 …
+//   plain forms (kF32, kF16, kBF16, kF8): acc = 0; acc = fma(w[k], x[k], acc) for k = 0, 1, 2 …
+//     kF8: w[k] = code · scale, rounded to float32 once: the bits of the same weights in float32, read at a quarter of the bytes.
 //   integer forms: x is quantized per token and group of 32 (below), then for groups g = 0, 1, 2 …
 //       v = scale_w * dot_g                     dot_g exact, codes taken with their offset
 //       v = fma(min_w, float(sum_x), v)         forms with minima
 //       acc = fma(v, scale_x, acc)              kI6K: these steps per half of 16
 //     scale_w = d (f16), K forms d * sub_scale (exact); min_w = m, K forms -(dmin * sub_min) (exact).
+//     kX4: codes are e2m1 doubled, -12 … 12, scale_w = 2^(e - 128), exact down to the denormals of e = 0 and 1. e <= kLargestX4Scale
+//     (scales up to 2^105): above, the bias of a dot (linear_kernels.h) overflows; whoever loads a model refuses such a scale.
 //   then y = acc + bias.
 // Activations of a group: scale_x = absmax / 127; q = nearest_even(x * (127 / absmax)); all zero with scale 0 when absmax < 1e-30; scale
 // NaN, and so a NaN in every output of that token, when x is not finite.

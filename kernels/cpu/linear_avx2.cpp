@@ -30,6 +30,20 @@ struct Avx2 {
   }
   static F u8(const void* p) { return to_float(_mm256_cvtepu8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(p)))); }
   static F i8(const void* p) { return to_float(_mm256_cvtepi8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(p)))); }
+  static F half_e8m0(const void* p) {  // (code - 1) << 23, and below that denormals
+    const I code = _mm256_cvtepu8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(p)));
+    const I normal = _mm256_slli_epi32(_mm256_sub_epi32(code, _mm256_set1_epi32(1)), 23),
+            small = _mm256_slli_epi32(_mm256_add_epi32(code, _mm256_set1_epi32(1)), 21);
+    return as_float(_mm256_max_epi32(normal, small));
+  }
+  static F e4m3(const void* p) {  // sign | exponent and mantissa, seven bits up
+    const __m128i wide = _mm_slli_epi16(_mm_cvtepi8_epi16(_mm_loadl_epi64(static_cast<const __m128i*>(p))), 7);
+    return _mm256_cvtph_ps(_mm_and_si128(wide, _mm_set1_epi16(static_cast<int16_t>(0xBFFF))));
+  }
+  static I e2m1_codes(I v) {
+    const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(kE2m1Codes));
+    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(codes), v);
+  }
   static F add(F a, F b) { return _mm256_add_ps(a, b); }
   static F mul(F a, F b) { return _mm256_mul_ps(a, b); }
   static F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "kernels/cpu/linear_kernels.h"
+#include "kernels/float8.h"
 
 namespace carrel::cpu {
 namespace {
@@ -41,9 +42,9 @@ float add_group(Form form, const BlockCodes& c, int g, const int32_t* x, float a
     int dot = x[kXStart + h];
     for (int k = 32 / n_halves * h; k < 32 / n_halves * (h + 1); k++) {
       const uint8_t code = c.q[32 * g + k];
-      dot += (form == Form::kI8 ? static_cast<int8_t>(code) : code) * xq[k];
+      dot += (l.is_float ? e2m1_doubled(code) + l.offset : form == Form::kI8 ? static_cast<int8_t>(code) : code) * xq[k];
     }
-    float scale = f16_to_f32(c.d);
+    float scale = l.is_float ? e8m0_to_f32(static_cast<uint8_t>(c.d), 1) : f16_to_f32(c.d);
     if (form == Form::kI6K) scale *= static_cast<float>(static_cast<int8_t>(c.sub_scale[2 * g + h]));
     if (l.has_sub_min) scale *= static_cast<float>(c.sub_scale[g]);
     float v = std::fma(std::bit_cast<float>(dot), scale, -kDotBias * scale);

@@ -2,7 +2,7 @@
 // an anonymous namespace of its file, so that nothing here is shared between files built with different flags. Pure functions.
 //
 // V provides: I, F (integer, float vectors), kLanes, kTile, kTileBlocks, kDirect, kPlainTile, kI8Offset, load/store, f16/bf16/u8/i8
-// widening, mul, fma, and
+// widening, half_e8m0 (half the scale), e4m3 (the value / 256), e2m1_codes (kE2m1Codes), mul, fma, and
 //   dots<R, T, kBits, …>(x, start, w, dot): see the files.
 #pragma once
 #include <cstdint>
@@ -30,7 +30,7 @@ template <class V>
 constexpr Variant variant_of(Form form) {
   const FormLayout l = layout_of(form);
   const int offset = form == Form::kI8 ? V::kI8Offset : l.offset;
-  return {V::kAnyBits ? 8 : l.code_bits + l.n_planes, l.has_min, l.n_sub_scales == 2, offset != 0};
+  return {V::kAnyBits ? 8 : l.dot_bits(), l.has_min, l.n_sub_scales == 2, offset != 0};
 }
 
 /// Lanes [lane, lane + V::kLanes) of the four values k = 4c .. 4c + 3 of a group, as V reads codes.
@@ -43,7 +43,9 @@ CARREL_INLINE inline typename V::I chunk(const uint8_t* group, int lane) {
   } else {
     const typename V::I pair = V::load(codes + 64 * (c % 4));
     const typename V::I low = V::and_bytes(c < 4 ? pair : V::template shift<-4>(pair), 0x0F);
-    if constexpr (l.n_planes == 0) {
+    if constexpr (l.is_float) {
+      return V::e2m1_codes(low);
+    } else if constexpr (l.n_planes == 0) {
       return low;
     } else {
       const typename V::I plane = V::load(group + l.planes_at() + lane * 4 + (l.n_planes == 2 ? 64 * (c / 4) : 0));
@@ -63,7 +65,11 @@ template <class V, Form kForm>
 CARREL_INLINE inline Scales<V> scales(const uint8_t* head, const uint8_t* group, int lane) {
   constexpr FormLayout l = layout_of(kForm);
   Scales<V> r;
-  r.s[0] = r.s[1] = V::f16(head + 2 * lane);
+  if constexpr (l.is_float) {
+    r.s[0] = r.s[1] = V::half_e8m0(head + lane);
+  } else {
+    r.s[0] = r.s[1] = V::f16(head + 2 * lane);
+  }
   if constexpr (l.n_sub_scales == 2) {
     r.s[1] = V::mul(r.s[0], V::i8(group + 16 + lane));
     r.s[0] = V::mul(r.s[0], V::i8(group + lane));
@@ -207,6 +213,40 @@ void plain(const std::byte* w, int64_t n_cols, const float* x, int64_t x_stride,
   });
 }
 
+/// kF8 in the same order: a weight is made in a register, code / 256 times 256 · scale, rounded as it would be in memory.
+template <class V, int T, int R>
+void plain_f8(const std::byte* w, int64_t n_cols, const float* x, int64_t x_stride, float* out, int out_stride) {
+  constexpr int kParts = kRowBlock / V::kLanes;
+  typename V::F acc[R * kParts][T];
+  unroll<R * kParts>([&](auto i) CARREL_INLINE { unroll<T>([&](auto t) CARREL_INLINE { acc[i][t] = V::zero(); }); });
+  const uint8_t* p = reinterpret_cast<const uint8_t*>(w);
+  const int64_t block_bytes = plain_block_bytes(Form::kF8, n_cols);
+  const auto column = [&](int64_t k, const typename V::F(&scale)[R * kParts]) CARREL_INLINE {
+    typename V::F wv[R * kParts];
+    unroll<R * kParts>([&](auto i)
+                           CARREL_INLINE { wv[i] = V::mul(V::e4m3(p + i / kParts * block_bytes + i % kParts * V::kLanes), scale[i]); });
+    unroll<T>([&](auto t) CARREL_INLINE {
+      const typename V::F xv = V::set1(x + t * x_stride + k);
+      unroll<R * kParts>([&](auto i) CARREL_INLINE { acc[i][t] = V::fma(wv[i], xv, acc[i][t]); });
+    });
+    p += kRowBlock;
+  };
+  for (int64_t k = 0; k < n_cols;) {
+    typename V::F scale[R * kParts];
+    unroll<R * kParts>([&](auto i) CARREL_INLINE { scale[i] = V::f32(p + i / kParts * block_bytes + i % kParts * V::kLanes * 4); });
+    p += 4 * kRowBlock;
+    const int64_t end = n_cols - k < kF8Columns ? n_cols : k + kF8Columns;
+    for (; k + 4 <= end; k += 4) {  // a line of codes
+      if constexpr (T <= 2) unroll<R>([&](auto r) CARREL_INLINE { V::prefetch(p + r * block_bytes + 1024); });
+      unroll<4>([&](auto j) CARREL_INLINE { column(k + j, scale); });
+    }
+    for (; k < end; k++) column(k, scale);
+  }
+  unroll<R * kParts>([&](auto i) CARREL_INLINE {
+    unroll<T>([&](auto t) CARREL_INLINE { V::store_f32(out + t * out_stride + i * V::kLanes, acc[i][t]); });
+  });
+}
+
 // ---- tables: from run-time forms and sizes to the templates above
 
 template <class Fn>
@@ -228,6 +268,8 @@ CARREL_INLINE inline void with_form(Form form, Fn fn) {
       return fn.template operator()<Form::kI5K>();
     case Form::kI6K:
       return fn.template operator()<Form::kI6K>();
+    case Form::kX4:
+      return fn.template operator()<Form::kX4>();
     default:
       return;
   }
@@ -270,6 +312,7 @@ constexpr int plain_row_blocks(int t) {
 template <class V, int T, int R>
 void plain_blocks(Form form, const std::byte* w, int64_t n_cols, const float* x, int64_t x_stride, float* out, int out_stride) {
   if (form == Form::kF32) return plain<V, Form::kF32, T, R>(w, n_cols, x, x_stride, out, out_stride);
+  if (form == Form::kF8) return plain_f8<V, T, R>(w, n_cols, x, x_stride, out, out_stride);
   if (form == Form::kF16) return plain<V, Form::kF16, T, R>(w, n_cols, x, x_stride, out, out_stride);
   return plain<V, Form::kBF16, T, R>(w, n_cols, x, x_stride, out, out_stride);
 }
@@ -278,7 +321,7 @@ void plain_blocks(Form form, const std::byte* w, int64_t n_cols, const float* x,
 template <class V, int T>
 void plain_tokens(Form form, const std::byte* w, int64_t n_cols, int n_row_blocks, const float* x, int64_t x_stride, int t, float* out) {
   constexpr int kMost = plain_row_blocks<V>(T);
-  const int64_t block_bytes = n_cols * kRowBlock * (form == Form::kF32 ? 4 : 2);
+  const int64_t block_bytes = plain_block_bytes(form, n_cols);
   const int out_stride = n_row_blocks * kRowBlock;
   for (; t >= T; t -= T, x += T * x_stride, out += T * out_stride) {
     int r = 0;

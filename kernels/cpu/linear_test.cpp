@@ -8,11 +8,14 @@
 #include <memory>
 #include <random>
 
+#include "kernels/blocks.h"
+#include "kernels/float8.h"
+
 namespace carrel::cpu {
 namespace {
 
-constexpr DType kTypes[] = {DType::kF32,  DType::kF16,  DType::kBF16, DType::kQ8_0, DType::kQ4_0, DType::kQ4_1,
-                            DType::kQ5_0, DType::kQ5_1, DType::kQ4_K, DType::kQ5_K, DType::kQ6_K};
+constexpr DType kTypes[] = {DType::kF32,  DType::kF16,  DType::kBF16, DType::kQ8_0, DType::kQ4_0,  DType::kQ4_1,  DType::kQ5_0,
+                            DType::kQ5_1, DType::kQ4_K, DType::kQ5_K, DType::kQ6_K, DType::kMXFP4, DType::kF8E4M3};
 
 /// A packed matrix of random codes (all codes occur) with scales around 0.01.
 struct Weights {
@@ -20,6 +23,10 @@ struct Weights {
     std::normal_distribution<float> normal;
     std::vector<std::byte> rows(bytes_of(type, static_cast<size_t>(n_rows * n_cols)));
     for (std::byte& b : rows) b = static_cast<std::byte>(rng());
+    if (type == DType::kF8E4M3) {
+      make_f8(rows, n_rows, n_cols, rng);
+      return;
+    }
     const auto size = static_cast<size_t>(block_shape(type).n_bytes);
     for (size_t at = 0; at < rows.size(); at += size) {
       const float v = normal(rng) * 0.05f;
@@ -27,12 +34,22 @@ struct Weights {
       const bool plain = block_shape(type).n_values == 1;
       if (type == DType::kF32) std::memcpy(&rows[at], &v, 4);
       if (plain && type != DType::kF32) std::memcpy(&rows[at], type == DType::kF16 ? &d : &b, 2);
-      if (!plain) std::memcpy(&rows[at + (type == DType::kQ6_K ? 208 : 0)], &d, 2);
+      if (type == DType::kMXFP4) rows[at] = static_cast<std::byte>(113 + rng() % 10);
+      if (!plain && type != DType::kMXFP4) std::memcpy(&rows[at + (type == DType::kQ6_K ? 208 : 0)], &d, 2);
       if (!plain && layout_has_min(type)) std::memcpy(&rows[at + 2], &m, 2);
     }
     blob.resize(packed_bytes(form_of(type), n_rows, n_cols));
     EXPECT_TRUE(pack_matrix(type, rows, n_rows, n_cols, form_of(type), blob));
     m = {form_of(type), n_rows, n_cols, blob.data()};
+  }
+  void make_f8(std::vector<std::byte>& codes, int64_t n_rows, int64_t n_cols, std::mt19937& rng) {
+    for (std::byte& c : codes)
+      if (is_e4m3_nan(static_cast<uint8_t>(c))) c = std::byte{0};
+    std::vector<float> scales(static_cast<size_t>(n_rows * ((n_cols + 127) / 128)));
+    for (float& s : scales) s = std::normal_distribution<float>()(rng) * 0.001f;
+    blob.resize(packed_bytes(Form::kF8, n_rows, n_cols));
+    EXPECT_TRUE(pack_f8(codes, scales, n_rows, n_cols, Form::kF8, blob));
+    m = {Form::kF8, n_rows, n_cols, blob.data()};
   }
   static bool layout_has_min(DType t) { return t == DType::kQ4_1 || t == DType::kQ5_1 || t == DType::kQ4_K || t == DType::kQ5_K; }
 
@@ -160,8 +177,8 @@ TEST(Linear, products_of_one_x_are_the_same_together_and_alone) {
     std::vector<std::vector<float>> want, got, add, bias;
     const size_t n = 1 + rng() % 4;
     for (size_t i = 0; i < n; i++) {
-      weights.push_back(std::make_unique<Weights>(kTypes[rng() % 3 == 0 ? rng() % 11 : 3 + round % 8], 1 + static_cast<int64_t>(rng() % 90),
-                                                  n_cols, rng));
+      weights.push_back(std::make_unique<Weights>(kTypes[rng() % 3 == 0 ? rng() % std::size(kTypes) : 3 + round % 9],
+                                                  1 + static_cast<int64_t>(rng() % 90), n_cols, rng));
       const auto size = static_cast<size_t>(n_tokens * weights[i]->m.n_rows);
       add.push_back(random_floats(size, rng));
       bias.push_back(random_floats(static_cast<size_t>(weights[i]->m.n_rows), rng));
@@ -244,6 +261,43 @@ TEST(Linear, feed_forward_is_the_same_as_one_by_one) {
   }
 }
 
+TEST(Linear, fp8_weights_give_the_bits_of_the_same_weights_in_float32) {
+  std::mt19937 rng(15);
+  Scratch scratch;
+  ThreadTeam team(2);
+  for (const int n_tokens : {1, 2, 5, 13, 200}) {
+    const int64_t n_rows = 1 + static_cast<int64_t>(rng() % 90), n_cols = 1 + static_cast<int64_t>(rng() % 500);
+    const Weights w(DType::kF8E4M3, n_rows, n_cols, rng);
+    std::vector<std::byte> wide(packed_bytes(Form::kF32, n_rows, n_cols));
+    ASSERT_TRUE(repack_matrix(w.m, Form::kF32, wide));
+    const std::vector<float> x = random_floats(static_cast<size_t>(n_tokens * n_cols), rng);
+    std::vector<float> want(static_cast<size_t>(n_tokens * n_rows)), got(want.size());
+    linear_f32({Form::kF32, n_rows, n_cols, wide.data()}, nullptr, x.data(), n_cols, n_tokens, want.data(), n_rows, nullptr, best_path());
+    for (const Path path : simd_paths()) {
+      linear_packed(w.m, nullptr, x.data(), n_cols, n_tokens, got.data(), n_rows, &team, path, scratch);
+      ASSERT_TRUE(same_bits(want, got)) << to_string(path) << " tokens " << n_tokens << " cols " << n_cols;
+    }
+  }
+}
+
+TEST(Linear, every_scale_of_fp4_is_exact) {
+  // One code and one activation at a time: y = value · 127 · (x / 127) without any rounding, down to denormals.
+  Scratch scratch;
+  for (int e = 0; e <= kLargestX4Scale; e++) {
+    std::vector<std::byte> rows(size_t{16} * 17), blob(packed_bytes(Form::kX4, 16, 32));
+    for (size_t r = 0; r < 16; r++) rows[17 * r] = static_cast<std::byte>(e), rows[17 * r + 1] = static_cast<std::byte>(r);
+    ASSERT_TRUE(pack_matrix(DType::kMXFP4, rows, 16, 32, Form::kX4, blob));
+    std::vector<float> x(32), y(16);
+    x[0] = 127;
+    for (const Path path : {Path::kScalar, Path::kAvx2, best_path()}) {
+      linear_packed({Form::kX4, 16, 32, blob.data()}, nullptr, x.data(), 32, 1, y.data(), 16, nullptr, path, scratch);
+      for (size_t r = 0; r < 16; r++)
+        ASSERT_EQ(y[r], static_cast<float>(std::ldexp(static_cast<double>(e2m1_to_f32(static_cast<uint8_t>(r))), e - 127) * 127))
+            << to_string(path) << " scale " << e << " code " << r;
+    }
+  }
+}
+
 TEST(Linear, f32_product_needs_no_scratch_and_is_the_same) {
   std::mt19937 rng(2);
   Scratch scratch;
@@ -259,7 +313,7 @@ TEST(Linear, f32_product_needs_no_scratch_and_is_the_same) {
 TEST(Linear, a_token_that_is_not_finite_poisons_itself_only) {
   std::mt19937 rng(4);
   Scratch scratch;
-  for (const DType type : {DType::kQ4_1, DType::kQ8_0, DType::kQ6_K, DType::kBF16}) {
+  for (const DType type : {DType::kQ4_1, DType::kQ8_0, DType::kQ6_K, DType::kMXFP4, DType::kF8E4M3, DType::kBF16}) {
     const Weights w(type, 32, 256, rng);
     std::vector<float> x = random_floats(size_t{3} * 256, rng);
     std::vector<float> clean(size_t{3} * 32), y(clean.size());
@@ -279,7 +333,7 @@ TEST(Linear, a_token_that_is_not_finite_poisons_itself_only) {
 TEST(Linear, extreme_activations_stay_equal_on_every_path) {
   std::mt19937 rng(6);
   Scratch scratch;
-  for (const DType type : {DType::kQ4_1, DType::kQ5_0, DType::kQ8_0, DType::kQ6_K}) {
+  for (const DType type : {DType::kQ4_1, DType::kQ5_0, DType::kQ8_0, DType::kQ6_K, DType::kMXFP4}) {
     const Weights w(type, 16, 256, rng);
     for (const float scale : {0.0f, 1e-40f, 1e-31f, 1e-29f, 1e30f}) {
       std::vector<float> x = random_floats(256, rng), want(16), got(16);

@@ -194,7 +194,7 @@ inline void merge_row(const VectorKernels& k, const Partial& total, int into, co
   total.l[into] = __builtin_fmaf(total.l[into], old_factor, part.l[row] * new_factor);
   total.m[into] = top;
   k.scale(old_factor, o, padded, o);
-  k.axpy(new_factor, other, padded, o);
+  k.add_scaled(o, new_factor, other, padded, o);
 }
 
 /// Folds the sink in (once, last) and divides: y[dim].

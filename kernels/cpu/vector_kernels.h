@@ -27,8 +27,8 @@ constexpr int kValueBits = 12;
 struct VectorKernels {
   // ---- per element
   void (*add)(const float* a, const float* b, int64_t n, float* y);
-  void (*scale)(float s, const float* x, int64_t n, float* y);  // y = s x, in place allowed
-  void (*axpy)(float s, const float* x, int64_t n, float* y);   // y = fma(s, x, y)
+  void (*scale)(float s, const float* x, int64_t n, float* y);                       // y = s x, in place allowed
+  void (*add_scaled)(const float* a, float s, const float* b, int64_t n, float* y);  // y = fma(s, b, a), in place allowed
   void (*gated)(Act act, const float* gate, const float* up, float limit, int64_t n, float* y);
   void (*softcap)(float cap, int64_t n, float* x);
   void (*rms_norm)(const float* x, const float* weight, float eps, int dim, float* y);  // one row

@@ -20,25 +20,34 @@ void scale(float s, const float* x, int64_t n, float* y) {
   for_lanes(n, [&](int64_t i, int m) { store(load(x + i, m) * F16::set(s), y + i, m); });
 }
 
-void axpy(float s, const float* x, int64_t n, float* y) {
-  for_lanes(n, [&](int64_t i, int m) { store(fma(F16::set(s), load(x + i, m), load(y + i, m)), y + i, m); });
+void add_scaled(const float* a, float s, const float* b, int64_t n, float* y) {
+  for_lanes(n, [&](int64_t i, int m) { store(fma(F16::set(s), load(b + i, m), load(a + i, m)), y + i, m); });
 }
 
+/// y = product(g, u) of the cut values.
 template <class F>
-CARREL_INLINE void gated_by(F act, const float* gate, const float* up, float limit, int64_t n, float* y) {
+CARREL_INLINE void gated_by(F product, const float* gate, const float* up, float limit, int64_t n, float* y) {
   const F16 top = F16::set(limit > 0 ? limit : __builtin_inff()), bottom = F16::set(0.0f) - top;
   for_lanes(n, [&](int64_t i, int m) {
     // min and max give their second operand for a NaN, which therefore stays one
     const F16 g = min(top, load(gate + i, m)), u = max(bottom, min(top, load(up + i, m)));
-    store(act(g) * u, y + i, m);
+    store(product(g, u), y + i, m);
   });
 }
 
 void gated(Act act, const float* gate, const float* up, float limit, int64_t n, float* y) {
-  if (act == Act::kSilu) {
-    gated_by([](F16 x) { return silu_of(x); }, gate, up, limit, n, y);
-  } else {
-    gated_by([](F16 x) { return gelu_tanh_of(x); }, gate, up, limit, n, y);
+  switch (act) {
+    case Act::kSilu:
+      return gated_by([](F16 g, F16 u) CARREL_LAMBDA_INLINE { return silu_of(g) * u; }, gate, up, limit, n, y);
+    case Act::kGeluTanh:
+      return gated_by([](F16 g, F16 u) CARREL_LAMBDA_INLINE { return gelu_tanh_of(g) * u; }, gate, up, limit, n, y);
+    case Act::kSigmoid:
+      return gated_by([](F16 g, F16 u) CARREL_LAMBDA_INLINE { return sigmoid_of(g) * u; }, gate, up, limit, n, y);
+    case Act::kIdentity:
+      return gated_by([](F16 g, F16 u) CARREL_LAMBDA_INLINE { return g * u; }, gate, up, limit, n, y);
+    case Act::kSwigluOai:
+      return gated_by([](F16 g, F16 u) CARREL_LAMBDA_INLINE { return (u + F16::set(1.0f)) * g * sigmoid_of(F16::set(1.702f) * g); }, gate,
+                      up, limit, n, y);
   }
 }
 
@@ -277,7 +286,7 @@ void mix_streams(float a, const float* f, const float* x, const float* weights, 
   });
 }
 
-constexpr VectorKernels kKernels = {add,          scale,         axpy,          gated,          softcap,         rms_norm,
+constexpr VectorKernels kKernels = {add,          scale,         add_scaled,    gated,          softcap,         rms_norm,
                                     rope,         to_bf16,       dot,           product,        load_keys,       encode_row,
                                     encode_keys,  product_codes, encode_values, encode_weights, product_weights, load_values,
                                     softmax_step, weigh_heads,   pool,          mix_streams};

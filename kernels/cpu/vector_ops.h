@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "kernels/cpu/linear.h"
+#include "kernels/cpu/recurrent_kernels.h"
 #include "kernels/cpu/vector_kernels.h"
 #include "kernels/ops.h"
 
@@ -105,6 +106,12 @@ class VectorOps final : public Ops {
   /// fn(begin, end) over [0, n) in contiguous pieces; alone when there is less than two grains of work.
   template <class F>
   void spread(int64_t n, int64_t grain, const F& fn);
+  /// tasks(), or all on the caller when there is little `work`.
+  template <class F>
+  void small_or_tasks(int64_t work, int64_t n, const F& fn);
+  /// run(state, first row of the step, tokens, head, lane) over the lanes of a state of n_heads [n_rows][width].
+  template <class F>
+  void scan_tasks(const Registers& state, int n_heads, int n_rows, int width, const Batch& batch, const F& run);
   /// Tokens of the step in tiles of at most `n_tokens`.
   void make_tiles(const Batch& batch, int n_tokens);
 
@@ -115,6 +122,7 @@ class VectorOps final : public Ops {
   ThreadTeam* team_;
   Path path_;
   const VectorKernels& k_;
+  const RecurrentKernels& r_;
   Scratch linear_scratch_;
   std::vector<ThreadScratch> scratch_;
   std::vector<TokenTile> tiles_;

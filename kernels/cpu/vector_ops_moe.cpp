@@ -1,5 +1,5 @@
-// Routing and experts of the vector sets (architectures reference 2.10, 3.7, 7). A token's experts are added by ascending id; which tokens share a
-// call never enters, because `linear` does not let it.
+// Routing and experts of the vector sets (architectures reference 2.10, 3.7, 4.3, 5.3, 6.2, 7). A token's experts are added by ascending
+// id; which tokens share a call never enters, because `linear` does not let it.
 #include <algorithm>
 
 #include "kernels/cpu/math.h"
@@ -8,16 +8,39 @@
 namespace carrel::cpu {
 namespace {
 
-/// Scores of the experts of one token: s[n].
+/// What experts of one token are ranked by, without their bias: s[n].
 void expert_scores(const RouteArgs& args, const float* router, float* s) {
-  if (args.score == RouteScore::kSqrtSoftplus) {
-    for (int e = 0; e < args.n_experts; ++e) s[e] = __builtin_sqrtf(softplus_of(router[e]));
-    return;
+  switch (args.score) {
+    case RouteScore::kSqrtSoftplus:
+      for (int e = 0; e < args.n_experts; ++e) s[e] = __builtin_sqrtf(softplus_of(router[e]));
+      return;
+    case RouteScore::kSigmoid:
+      for (int e = 0; e < args.n_experts; ++e) s[e] = sigmoid_of(router[e]);
+      return;
+    case RouteScore::kSoftmaxOfChosen:
+      std::copy(router, router + args.n_experts, s);
+      return;
+    case RouteScore::kSoftmax:
+      break;
   }
   float top = -__builtin_inff(), sum = 0;
   for (int e = 0; e < args.n_experts; ++e) top = router[e] > top ? router[e] : top;
   for (int e = 0; e < args.n_experts; ++e) sum += s[e] = exp_of(router[e] - top);
   for (int e = 0; e < args.n_experts; ++e) s[e] /= sum;
+}
+
+/// Weights of the chosen experts, ids ascending.
+void expert_weights(const RouteArgs& args, const float* s, const int32_t* ids, float* weights) {
+  const int n = args.top_k;
+  for (int i = 0; i < n; ++i) weights[i] = s[ids[i]];
+  if (args.score == RouteScore::kSoftmaxOfChosen) {
+    float top = -__builtin_inff();
+    for (int i = 0; i < n; ++i) top = weights[i] > top ? weights[i] : top;
+    for (int i = 0; i < n; ++i) weights[i] = exp_of(weights[i] - top);
+  }
+  float sum = 0;
+  for (int i = 0; i < n; ++i) sum += weights[i];
+  for (int i = 0; i < n; ++i) weights[i] = (args.normalize ? weights[i] / (sum + args.normalize_eps) : weights[i]) * args.scale;
 }
 
 }  // namespace
@@ -35,20 +58,19 @@ void VectorOps::route(const RouteArgs& args, const float* scores, std::span<cons
         std::copy(fixed, fixed + args.top_k, ids);
       } else {
         scratch.ranks.clear();
-        for (int e = 0; e < args.n_experts; ++e) scratch.ranks.push_back(rank_key(s[e] + (args.bias ? args.bias[e] : 0.0f), static_cast<uint32_t>(e)));
+        for (int e = 0; e < args.n_experts; ++e)
+          scratch.ranks.push_back(rank_key(s[e] + (args.bias ? args.bias[e] : 0.0f), static_cast<uint32_t>(e)));
         std::nth_element(scratch.ranks.begin(), scratch.ranks.begin() + (args.top_k - 1), scratch.ranks.end());
         for (int i = 0; i < args.top_k; ++i) ids[i] = static_cast<int32_t>(scratch.ranks[static_cast<size_t>(i)] & 0xFFFFFFFFu);
       }
       std::sort(ids, ids + args.top_k);
-      float sum = 0;
-      for (int i = 0; i < args.top_k; ++i) sum += s[ids[i]];
-      for (int i = 0; i < args.top_k; ++i) weights[t * args.top_k + i] = (args.normalize ? s[ids[i]] / (sum + 1e-20f) : s[ids[i]]) * args.scale;
+      expert_weights(args, s, ids, weights + t * args.top_k);
     }
   });
 }
 
-void VectorOps::experts(std::span<const Expert> experts, Act act, float limit, const float* x, const int32_t* expert_ids, const float* weights,
-                        int top_k, int n_tokens, float* y) {
+void VectorOps::experts(std::span<const Expert> experts, Act act, float limit, const float* x, const int32_t* expert_ids,
+                        const float* weights, int top_k, int n_tokens, float* y) {
   constexpr int kMost = 512;  // tokens at a time: bounds the scratch
   const int64_t width = experts[0].gate.n_cols, inner = experts[0].gate.n_rows, out = experts[0].down.n_rows;
   for (; n_tokens > kMost; n_tokens -= kMost) {
@@ -81,15 +103,15 @@ void VectorOps::experts(std::span<const Expert> experts, Act act, float limit, c
       const float* row = x + slots[begin + i] / top_k * width;
       std::copy(row, row + width, gathered + i * width);
     }
-    linear(experts[e].gate, nullptr, gathered, width, n, gate, inner);
-    linear(experts[e].up, nullptr, gathered, width, n, up, inner);
-    gated(act, gate, up, limit, n * inner, gate);
-    linear(experts[e].down, nullptr, gate, inner, n, results + begin * out, out);
+    const Expert& expert = experts[e];
+    feed_forward({expert.gate, expert.gate_bias, gate, inner}, {expert.up, expert.up_bias, up, inner}, act, limit,
+                 {expert.down, expert.down_bias, results + begin * out, out}, gathered, width, n, gate);
   }
   spread(n_tokens, std::max<int64_t>(1, 16384 / (out * top_k)), [&](int64_t first, int64_t last) {
     for (int64_t t = first; t < last; ++t) {
       std::fill(y + t * out, y + (t + 1) * out, 0.0f);
-      for (int64_t s = t * top_k; s < (t + 1) * top_k; ++s) k_.axpy(weights[s], results + place[s] * out, out, y + t * out);
+      for (int64_t s = t * top_k; s < (t + 1) * top_k; ++s)
+        k_.add_scaled(y + t * out, weights[s], results + place[s] * out, out, y + t * out);
     }
   });
 }

@@ -22,6 +22,7 @@ VectorOps::VectorOps(bool fast, ThreadTeam* team, Path path)
       team_(team),
       path_(path),
       k_(path == Path::kAvx512 ? vector_avx512() : vector_avx2()),
+      r_(path == Path::kAvx512 ? recurrent_avx512() : recurrent_avx2()),
       scratch_(static_cast<size_t>(n_threads())) {}
 
 void VectorOps::embed(const Matrix& table, std::span<const int32_t> ids, float scale, float* y) {
@@ -81,7 +82,7 @@ void VectorOps::gated(Act act, const float* gate, const float* up, float limit, 
 void VectorOps::add(const float* a, const float* b, float scale, int64_t n, float* y) {
   spread(n, 2 * kGrain, [&](int64_t begin, int64_t end) {
     if (scale == 1.0f) return k_.add(a + begin, b + begin, end - begin, y + begin);
-    for (int64_t i = begin; i < end; ++i) y[i] = __builtin_fmaf(scale, b[i], a[i]);
+    k_.add_scaled(a + begin, scale, b + begin, end - begin, y + begin);
   });
 }
 

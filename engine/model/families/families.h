@@ -9,5 +9,9 @@ Family llama_family();
 Family mistral_family();
 Family qwen3_family();
 Family gemma3_family();
+Family gpt_oss_family();
+Family granite_family();
+Family lfm2_family();
+Family qwen3_next_family();
 
 }  // namespace carrel

@@ -72,7 +72,7 @@ DecoderSpec read_gguf(const ConfigReader& c, Weights& weights) {
 
 Result<Graph> build(SourceFormat format, const std::string& config_json, Weights& weights, const BuildOptions& options) {
   CARREL_ASSIGN(const ConfigReader root, ConfigReader::parse(config_json));
-  const ConfigReader c = root.is_object("text_config") ? root.section("text_config") : root;
+  const ConfigReader c = text_section(root);
   DecoderSpec s = format == SourceFormat::kGguf ? read_gguf(c, weights) : read_hf(c, weights);
   CARREL_TRY(c.status());
   for (DecoderLayer& l : s.layers) l.rope = l.window > 0 ? kWindowRope : kFullRope;
@@ -80,6 +80,7 @@ Result<Graph> build(SourceFormat format, const std::string& config_json, Weights
   s.act = Act::kGeluTanh;
   s.qk_norm = true;
   s.branch_norms = true;
+  s.names.ffn_norm = {"pre_feedforward_layernorm.weight", "ffn_norm.weight"};
   return build_decoder(s, weights, options);
 }
 

@@ -24,10 +24,10 @@ void read_windows(const ConfigReader& c, DecoderSpec& s) {
 
 void read_experts_hf(const ConfigReader& c, DecoderSpec& s) {
   const char* count = c.has("num_experts") ? "num_experts" : "num_local_experts";
-  s.n_experts = static_cast<int>(c.integer(count, 1, kMaxCount));
-  s.top_k = static_cast<int>(c.integer("num_experts_per_tok", 1, kMaxCount));
+  s.route.n_experts = static_cast<int>(c.integer(count, 1, kMaxCount));
+  s.route.top_k = static_cast<int>(c.integer("num_experts_per_tok", 1, kMaxCount));
   s.expert_width = static_cast<int>(c.integer("moe_intermediate_size", 1, kMaxCount));
-  s.normalize_experts = c.flag_or("norm_topk_prob", false);
+  s.route.normalize = c.flag_or("norm_topk_prob", false);
   const auto step = static_cast<size_t>(c.integer_or("decoder_sparse_step", 1, 1, kMaxCount));
   const std::vector<int64_t> dense = c.integers("mlp_only_layers");
   for (size_t i = 0; i < s.layers.size(); ++i) {
@@ -36,8 +36,8 @@ void read_experts_hf(const ConfigReader& c, DecoderSpec& s) {
 }
 
 void read_experts_gguf(const ConfigReader& c, DecoderSpec& s) {
-  s.n_experts = static_cast<int>(c.integer("qwen3moe.expert_count", 1, kMaxCount));
-  s.top_k = static_cast<int>(c.integer("qwen3moe.expert_used_count", 1, kMaxCount));
+  s.route.n_experts = static_cast<int>(c.integer("qwen3moe.expert_count", 1, kMaxCount));
+  s.route.top_k = static_cast<int>(c.integer("qwen3moe.expert_used_count", 1, kMaxCount));
   s.expert_width = static_cast<int>(c.integer("qwen3moe.expert_feed_forward_length", 1, kMaxCount));
   for (DecoderLayer& l : s.layers) l.moe = true;
 }

@@ -99,7 +99,7 @@ RopeSpec rope_from_section(const ConfigReader& scaling, double theta, int dims, 
   return spec;
 }
 
-RopeSpec rope_from_gguf(const ConfigReader& config, const std::string& arch, double theta, int dims, int max_positions) {
+RopeSpec rope_from_gguf(const ConfigReader& config, const std::string& arch, double theta, int dims, int max_positions, bool truncate) {
   const std::string p = arch + ".rope.scaling.";
   RopeSpec spec;
   const std::string type = config.text_or(p + "type", "none");
@@ -113,6 +113,7 @@ RopeSpec rope_from_gguf(const ConfigReader& config, const std::string& arch, dou
     y.original_length = static_cast<double>(config.integer_or(p + "original_context_length", max_positions, 1, kMaxLength));
     y.beta_fast = positive(config, p + "yarn_beta_fast", 32);
     y.beta_slow = positive(config, p + "yarn_beta_slow", 1);
+    y.truncate = truncate;
     spec.inv_freq = yarn_frequencies(theta, dims, y);
     spec.mscale = positive(config, p + "attn_factor", 0.1 * std::log(y.factor) + 1);
   } else {

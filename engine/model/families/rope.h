@@ -23,7 +23,8 @@ std::vector<double> yarn_frequencies(double theta, int dims, const YarnParams& y
 /// to `scaling`: kUnsupported names another type. max_positions stands in for an absent original length.
 RopeSpec rope_from_section(const ConfigReader& scaling, double theta, int dims, int max_positions);
 
-/// The same from GGUF keys `<arch>.rope.scaling.*`.
-RopeSpec rope_from_gguf(const ConfigReader& config, const std::string& arch, double theta, int dims, int max_positions);
+/// The same from GGUF keys `<arch>.rope.scaling.*`; truncate: of YaRN, which no key says.
+RopeSpec rope_from_gguf(const ConfigReader& config, const std::string& arch, double theta, int dims, int max_positions,
+                        bool truncate = true);
 
 }  // namespace carrel

@@ -1,0 +1,30 @@
+// See the header.
+#include "engine/model/families/recurrent.h"
+
+#include <cmath>
+
+namespace carrel {
+
+StateSpec conv_registers(int n_layers, int n_channels, int kernel, DType kv_dtype) {
+  return {"conv", StateKind::kRecurrent, n_layers, 0, n_channels, kernel - 1, 0, kv_dtype};
+}
+
+const float* conv_taps(GraphBuilder& b, const std::string& tensor, int n_channels, int kernel) {
+  const auto n = static_cast<size_t>(n_channels), k = static_cast<size_t>(kernel);
+  const float* from = b.vector(tensor, int64_t{n_channels} * kernel);
+  if (from == nullptr) return nullptr;
+  std::vector<float> taps(n * k);
+  for (size_t c = 0; c < n; ++c)
+    for (size_t j = 0; j < k; ++j) taps[j * n + c] = from[c * k + j];
+  return b.keep(std::move(taps));
+}
+
+const float* decay_rates(GraphBuilder& b, const std::string& tensor, int n, bool is_log) {
+  const float* from = b.vector(tensor, n);
+  if (from == nullptr || !is_log) return from;
+  std::vector<float> rates(static_cast<size_t>(n));
+  for (size_t h = 0; h < rates.size(); ++h) rates[h] = static_cast<float>(-std::exp(static_cast<double>(from[h])));
+  return b.keep(std::move(rates));
+}
+
+}  // namespace carrel
