@@ -5,6 +5,7 @@
 #include <list>
 #include <thread>
 #include <unordered_map>
+#include <utility>
 
 #include "base/log.h"
 #include "engine/model/model.h"
@@ -95,6 +96,14 @@ struct Job {
 
 }  // namespace
 
+namespace {
+
+StepLimits step_limits(const EngineConfig& c) {
+  return {.max_tokens = std::max(c.prefill_chunk, c.max_batch_size), .max_seqs = c.max_batch_size, .max_outputs = c.max_batch_size};
+}
+
+}  // namespace
+
 struct Engine::Impl {
   const EngineConfig config;
   Model* const model;
@@ -114,6 +123,7 @@ struct Engine::Impl {
   bool ending = false;  // what is left is cancelled
   uint64_t next_id = 1;
   std::atomic<int64_t> heartbeat_ns{0};
+  std::atomic<bool> hold_plans{false};
 
   std::list<std::unique_ptr<Job>> running;  // step thread only, in order of admission
   // Step buffers, kept between steps.
@@ -124,7 +134,7 @@ struct Engine::Impl {
   std::thread thread;
 
   Impl(const EngineConfig& c, Model* m, StateManager* s, Env* e)
-      : config(c), model(m), state(s), env(e), runner(&m->graph(), &m->ops(), std::max(c.prefill_chunk, c.max_batch_size)), queue(c.max_queue_depth) {
+      : config(c), model(m), state(s), env(e), runner(&m->graph(), &m->ops(), step_limits(c), s->layout_stamp()), queue(c.max_queue_depth) {
     heartbeat_ns = env->mono_ns();
     thread = std::thread([this] { loop(); });
   }
@@ -347,7 +357,17 @@ struct Engine::Impl {
     batch.seq_of = seq_of;
     batch.seqs = seqs;
     batch.outputs = outputs;
-    const float* logits = runner.run(batch);
+    // A graph planned for another layout is never run: it is planned anew first.
+    const LayoutStamp layout = state->layout_stamp();
+    if (layout != runner.layout() && !hold_plans) runner.replan(layout);
+    const Result<const float*> ran = runner.run(batch, layout);
+    count_plans();
+    if (!ran) {
+      const std::vector<Job*> refused = std::exchange(in_step, {});
+      for (Job* job : refused) end(job, FinishReason::kError, ran.error());
+      return;
+    }
+    const float* logits = *ran;
     const int64_t done = env->mono_ns();
 
     const std::vector<SeqStep> steps = seqs;
@@ -369,6 +389,14 @@ struct Engine::Impl {
     const int64_t end_ns = env->mono_ns();
     std::lock_guard lock(mu);
     counters.step_ns += end_ns - start;
+  }
+
+  void count_plans() {
+    const GraphRunner::Counts& c = runner.counts();
+    std::lock_guard lock(mu);
+    counters.graph_plans = c.plans;
+    counters.graph_replans = c.replans;
+    counters.graph_refused = c.refused;
   }
 
   void count(const std::vector<Job*>& jobs, const std::vector<SeqStep>& steps) {
@@ -491,6 +519,7 @@ EngineStats Engine::stats() const {
   return s;
 }
 
+void Engine::hold_plans_for_test(bool on) { impl_->hold_plans = on; }
 const Model& Engine::model() const { return *impl_->model; }
 StateManager& Engine::state() { return *impl_->state; }
 

@@ -98,6 +98,7 @@ struct EngineConfig {
 struct EngineStats {
   size_t queued = 0, running = 0;
   uint64_t steps = 0, prefill_tokens = 0, decode_tokens = 0, finished = 0, cancelled = 0, failed = 0, refused = 0, preempted = 0;
+  uint64_t graph_plans = 0, graph_replans = 0, graph_refused = 0;  // GraphRunner::Counts
   int64_t step_ns = 0;          // time spent in steps
   int64_t heartbeat_age_ns = 0; // since the step thread last came round
   bool draining = false;
@@ -114,6 +115,9 @@ class Engine {
   EngineStats stats() const;
   const Model& model() const;
   StateManager& state();
+  /// For drills: while it is on, a changed layout or epoch does not lead to new plans, so that steps are refused as stale and their requests
+  /// end with that error.
+  void hold_plans_for_test(bool on);
   /// Takes no more requests; returns when the running ones ended or the time is up (then they are cancelled).
   void drain(int64_t timeout_ms);
 

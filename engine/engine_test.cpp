@@ -325,6 +325,41 @@ TEST_F(EngineLoop, PreemptedRequestsGiveTheSameTokens) {
   EXPECT_GT(engine_->stats().state.evicted, 0u);
 }
 
+TEST_F(EngineLoop, AChangedLayoutIsPlannedForBeforeTheNextStep) {
+  start({});
+  const Ended cold = read_all(*submit(request(100, 20)));
+  ASSERT_EQ(cold.finish.reason, FinishReason::kLength);
+  const EngineStats before = engine_->stats();
+  EXPECT_GT(before.graph_plans, 0u);
+  EXPECT_EQ(before.graph_replans, 0u);
+  state_->bump_epoch();
+  EXPECT_EQ(read_all(*submit(request(100, 20))).ids, cold.ids);
+  EXPECT_EQ(engine_->stats().graph_replans, 1u);
+  EXPECT_EQ(engine_->stats().graph_refused, 0u);
+  EXPECT_EQ(engine_->stats().graph_plans, 2 * before.graph_plans) << "the same sizes, planned once more";
+  EXPECT_EQ(read_all(*submit(request(100, 20, 9))).finish.reason, FinishReason::kLength);
+  EXPECT_EQ(engine_->stats().graph_replans, 1u) << "once for each change";
+}
+
+TEST_F(EngineLoop, AStaleGraphRefusesAndNeverRuns) {
+  start({});
+  const Ended cold = read_all(*submit(request(100, 20)));
+  engine_->hold_plans_for_test(true);
+  state_->bump_epoch();
+  for (int i = 0; i < 2; i++) {
+    const Ended e = read_all(*submit(request(100, 20)));
+    EXPECT_EQ(e.finish.reason, FinishReason::kError);
+    EXPECT_EQ(e.finish.error.code, Code::kUnavailable);
+    EXPECT_NE(e.finish.error.text().find("stale-graph"), std::string::npos) << e.finish.error.text();
+    EXPECT_TRUE(e.ids.empty());
+  }
+  EXPECT_EQ(engine_->stats().graph_refused, 2u);
+  EXPECT_EQ(state_->stats().n_sequences, 0);
+  engine_->hold_plans_for_test(false);
+  EXPECT_EQ(read_all(*submit(request(100, 20))).ids, cold.ids);
+  EXPECT_EQ(engine_->stats().graph_replans, 1u);
+}
+
 TEST_F(EngineLoop, OnlineWorkGoesBeforeBatchWork) {
   start({.max_batch_size = 1, .max_num_seqs = 1});
   env_.shut();

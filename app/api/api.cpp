@@ -314,6 +314,9 @@ struct Api::Impl {
     m.set("carrel_running_sequences", {}, static_cast<double>(e.running));
     m.set("carrel_engine_steps_total", {}, static_cast<double>(e.steps));
     m.set("carrel_engine_step_seconds_total", {}, static_cast<double>(e.step_ns) / 1e9);
+    m.set("carrel_graph_plans_total", {}, static_cast<double>(e.graph_plans));
+    m.set("carrel_graph_recompiles_total", {}, static_cast<double>(e.graph_replans));
+    m.set("carrel_graph_refused_total", {}, static_cast<double>(e.graph_refused));
     m.set("carrel_engine_heartbeat_age_seconds", {}, static_cast<double>(e.heartbeat_age_ns) / 1e9);
     m.set("carrel_preemptions_total", {}, static_cast<double>(e.preempted));
     m.set("carrel_digest_mismatch_total", {}, static_cast<double>(e.state.digest_mismatches));

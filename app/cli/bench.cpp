@@ -63,11 +63,11 @@ Result<Json> decode(Env* env, Model& model, int64_t n_tokens) {
     PlainSequence sequence(&model.graph().state);
     sequence.reserve(16 + n);
     const int32_t last = 15, first = 0;
-    runner.run(sequence.begin(std::span(ids).first(16), std::span(&last, 1)));
+    sequence.run(runner, std::span(ids).first(16), std::span(&last, 1));
     sequence.commit();
     const double spent = seconds_of(env, [&] {
       for (int i = 0; i < n; i++) {
-        runner.run(sequence.begin(std::span(ids).subspan(16 + static_cast<size_t>(i), 1), std::span(&first, 1)));
+        sequence.run(runner, std::span(ids).subspan(16 + static_cast<size_t>(i), 1), std::span(&first, 1));
         sequence.commit();
       }
     });
@@ -101,7 +101,7 @@ Result<Json> prefill(Env* env, Model& model, int64_t n_tokens) {
       for (size_t at = 0; at < n; at += 512) {
         const size_t m = std::min<size_t>(512, n - at);
         const int32_t last = static_cast<int32_t>(m) - 1;
-        runner.run(sequence.begin(std::span(ids).subspan(at, m), std::span(&last, at + m == n ? 1u : 0u)));
+        sequence.run(runner, std::span(ids).subspan(at, m), std::span(&last, at + m == n ? 1u : 0u));
         sequence.commit();
       }
     });

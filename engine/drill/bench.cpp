@@ -39,13 +39,14 @@ struct Bench::Impl {
   ThreadTeam team{1};
   std::unique_ptr<Ops> ops;
   std::unique_ptr<GraphRunner> runner;
+  bool hold_plans = false;
 
   Impl(const Model& m, std::span<const int32_t> p, int n, bool r) : model(m), prompt(p.begin(), p.end()), n_new(n), reuse(r) {}
 
   const Graph& graph() const { return model.graph(); }
 
   /// One step over the sequence's next tokens; logits of the last one.
-  Result<std::span<const float>> step(Sequence& seq, std::span<const int32_t> tokens) {
+  Result<std::span<const float>> step(const StateManager& manager, Sequence& seq, std::span<const int32_t> tokens) {
     CARREL_TRY(seq.reserve(static_cast<int64_t>(tokens.size())));
     const auto n = static_cast<int32_t>(tokens.size()), past = static_cast<int32_t>(seq.n_past());
     std::vector<int32_t> positions(tokens.size()), seq_of(tokens.size(), 0);
@@ -53,19 +54,21 @@ struct Bench::Impl {
     const SeqStep s{0, n, past, seq.pages(), seq.slot(), seq.restored()};
     const int32_t last = n - 1;
     const Batch batch{n, graph().state.block_size, tokens, positions, seq_of, std::span(&s, 1), std::span(&last, 1)};
-    const float* logits = runner->run(batch);
+    const LayoutStamp layout = manager.layout_stamp();
+    if (layout != runner->layout() && !hold_plans) runner->replan(layout);
+    CARREL_ASSIGN(const float* logits, runner->run(batch, layout));
     CARREL_TRY(seq.advance(tokens));
     return std::span(logits, static_cast<size_t>(graph().vocab));
   }
 
   /// What is left of the tokens, then the answer.
-  Result<Run> finish(Sequence& seq, std::vector<int32_t> tokens) {
+  Result<Run> finish(const StateManager& manager, Sequence& seq, std::vector<int32_t> tokens) {
     Run out;
     out.match = seq.match();
     while (static_cast<int>(out.tokens.size()) < n_new) {
       const auto past = static_cast<size_t>(seq.n_past());
       const size_t n = std::min(static_cast<size_t>(kChunk), tokens.size() - past);
-      CARREL_ASSIGN(const auto logits, step(seq, std::span(tokens).subspan(past, n)));
+      CARREL_ASSIGN(const auto logits, step(manager, seq, std::span(tokens).subspan(past, n)));
       if (past + n < tokens.size()) continue;
       out.logits.insert(out.logits.end(), logits.begin(), logits.end());
       out.tokens.push_back(best(logits));
@@ -95,6 +98,13 @@ Result<std::unique_ptr<Bench>> Bench::create(const Model& model, std::span<const
 
 Bench::Bench(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Bench::~Bench() = default;
+
+void Bench::hold_plans(bool on) {
+  impl_->hold_plans = on;
+}
+const GraphRunner::Counts& Bench::graph_counts() const {
+  return impl_->runner->counts();
+}
 
 const Model& Bench::model() const {
   return impl_->model;
@@ -162,7 +172,7 @@ Result<Run> Bench::run(StateManager& manager, std::span<const int32_t> prompt, b
       std::this_thread::sleep_for(std::chrono::microseconds(200));
       continue;
     }
-    return impl_->finish(*admission.sequence, {prompt.begin(), prompt.end()});
+    return impl_->finish(manager, *admission.sequence, {prompt.begin(), prompt.end()});
   }
 }
 
@@ -175,10 +185,10 @@ Result<Run> Bench::run_blanked(const std::vector<size_t>& groups) {
   const int64_t point = n_blocks() * state().block_size;
   while (seq.n_past() < point) {
     const int64_t n = std::min(kChunk, point - seq.n_past());
-    CARREL_TRY(impl_->step(seq, std::span(impl_->prompt).subspan(static_cast<size_t>(seq.n_past()), static_cast<size_t>(n))));
+    CARREL_TRY(impl_->step(*manager, seq, std::span(impl_->prompt).subspan(static_cast<size_t>(seq.n_past()), static_cast<size_t>(n))));
   }
   impl_->blank(seq, groups);
-  return impl_->finish(seq, impl_->prompt);
+  return impl_->finish(*manager, seq, impl_->prompt);
 }
 
 bool equal_logits(const Run& a, const Run& b) {

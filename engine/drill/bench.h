@@ -38,6 +38,9 @@ class Bench {
   Result<Run> run(StateManager& manager);
   /// Of the first n_tokens of the prompt.
   Result<Run> run(StateManager& manager, std::span<const int32_t> prompt, bool reuse, bool store);
+  /// While it is on, steps over a changed layout or epoch are not planned anew, and so refused.
+  void hold_plans(bool on);
+  const GraphRunner::Counts& graph_counts() const;
   /// Without reuse, with the state of these groups blanked at the last boundary: what a wrong hit would have answered.
   Result<Run> run_blanked(const std::vector<size_t>& groups);
 

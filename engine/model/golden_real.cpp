@@ -121,7 +121,7 @@ struct Walker {
       : vocab(static_cast<size_t>(m.graph.vocab)), runner(&m.graph, m.ops.get(), kStepTokens), sequence(&m.graph.state) {}
   /// Logits of every token, valid until the next step.
   const float* step(std::span<const int32_t> tokens, std::span<const int32_t> rows) {
-    const float* logits = runner.run(sequence.begin(tokens, rows));
+    const float* logits = sequence.run(runner, tokens, rows);
     sequence.commit();
     return logits;
   }

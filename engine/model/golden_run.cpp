@@ -86,7 +86,7 @@ std::vector<float> run_tokens(const GoldenModel& model, std::span<const int32_t>
     for (; next_wanted < wanted.size() && static_cast<size_t>(wanted[next_wanted]) < at + n; ++next_wanted) {
       rows.push_back(wanted[next_wanted] - static_cast<int32_t>(at));
     }
-    const float* logits = runner.run(sequence.begin(tokens.subspan(at, n), rows));
+    const float* logits = sequence.run(runner, tokens.subspan(at, n), rows);
     sequence.commit();
     out.insert(out.end(), logits, logits + rows.size() * vocab);
     at += n;

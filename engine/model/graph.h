@@ -1,5 +1,5 @@
 // A model, described once: a family emits nodes from the closed vocabulary of kernels/ops.h over typed values with symbolic sizes
-// (tokens, outputs), and declares its states. Everything else (execution, golden comparison node by node, later the plan) reads this description.
+// (tokens, outputs), and declares its states. Everything else (plans and their replay, golden comparison node by node, the memory planner) reads this description.
 //
 // Threads: built by one thread, immutable afterwards; run by the step thread. Weights are borrowed from the Weights object.
 #pragma once
@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/hash.h"
 #include "engine/state/spec.h"
 #include "kernels/ops.h"
 
@@ -71,17 +72,48 @@ struct Graph {
   std::vector<std::unique_ptr<std::vector<float>>> owned;  // constants that a family derives
 };
 
-/// Walks the nodes for one step. Owns the activation arena (values placed by liveness, sized for max_tokens).
+/// The largest step that plans are made for without growing.
+struct StepLimits {
+  int max_tokens = 1;
+  int max_seqs = 1;
+  int max_outputs = 1;
+};
+
+/// Runs steps of a graph from plans (step_plan.h): one per (bucket of token rows, bucket of output rows), made when first needed, replayed
+/// afterwards. Owns the plans, their input buffers and the arena of activations, sized for the limits.
+///
+/// A plan is bound to a page layout and epoch. A step whose state carries another stamp is refused, never run; replan() makes the plans anew.
+/// A step larger than the limits (more tokens, sequences, outputs, or a wider page table) grows the buffers and plans anew.
+/// Threads: one; counts may be read by that thread alone.
 class GraphRunner {
  public:
+  GraphRunner(const Graph* graph, Ops* ops, const StepLimits& limits, LayoutStamp layout);
+  /// For pages of PlainSequence, one sequence at a time.
   GraphRunner(const Graph* graph, Ops* ops, int max_tokens);
   ~GraphRunner();
-  /// Runs a step; returns logits [batch.outputs.size()][vocab], valid until the next call.
-  const float* run(const Batch& batch);
-  /// Called after each node with every value it wrote (golden, localise); empty by default. Slows nothing when empty.
+  /// Runs a step over states of this layout; returns logits [batch.outputs.size()][vocab], valid until the next call.
+  /// Errors: kUnavailable "stale-graph" when the plans are of another layout or epoch; nothing was read or written then.
+  Result<const float*> run(const Batch& batch, const LayoutStamp& layout);
+  /// Drops all plans; the next steps make new ones for this layout.
+  void replan(LayoutStamp layout);
+  const LayoutStamp& layout() const;
+
+  struct Counts {
+    uint64_t plans = 0;     // made
+    uint64_t replans = 0;   // times that all plans were dropped: another layout or a step beyond the limits
+    uint64_t replays = 0;   // steps run
+    uint64_t refused = 0;   // steps of a stale layout
+  };
+  const Counts& counts() const;
+  /// Of the plan that ran last: graph, sizes, places in the arena, layout and epoch.
+  const Digest& fingerprint() const;
+
+  /// Called after each node with every value it wrote (golden, localise); empty by default. Nodes run one by one then.
   using Probe = std::function<void(const Value& value, const void* data, int n_rows)>;
   void set_probe(Probe probe);
+  /// Activations; input buffers of the steps.
   size_t arena_bytes() const;
+  size_t input_bytes() const;
 
  private:
   struct Impl;

@@ -110,11 +110,11 @@ TEST(GraphRunner, ArenaStaysAfterTheFirstStepOfASize) {
   GraphRunner runner(&model->graph, model->ops.get(), 8);
   PlainSequence sequence(&model->graph.state);
   const std::vector<int32_t> tokens = {3, 4, 5, 6, 7, 8, 9, 10}, last = {7}, none;
-  runner.run(sequence.begin(tokens, last));
+  sequence.run(runner, tokens, last);
   sequence.commit();
   const size_t bytes = runner.arena_bytes();
   for (int i = 0; i < 20; ++i) {
-    runner.run(sequence.begin(std::span(tokens).subspan(0, 1 + static_cast<size_t>(i) % 8), none));
+    sequence.run(runner, std::span(tokens).subspan(0, 1 + static_cast<size_t>(i) % 8), none);
     sequence.commit();
   }
   EXPECT_EQ(runner.arena_bytes(), bytes);
@@ -143,7 +143,7 @@ TEST(GraphRunner, SequencesInOneStepDoNotMeet) {
   seqs[1].first_token = 90;
   const Batch both{131, state.block_size, ids, positions, seq_of, seqs, outputs};
   GraphRunner runner(&model->graph, model->ops.get(), 131);
-  const float* logits = runner.run(both);
+  const float* logits = *runner.run(both, plain_layout(state));
   EXPECT_EQ(std::memcmp(logits, a_alone.data(), vocab * 4), 0);
   EXPECT_EQ(std::memcmp(logits + vocab, b_alone.data(), vocab * 4), 0);
 }
@@ -180,7 +180,7 @@ TEST(PlainSequence, DropsWindowPagesAndPoisonsFresh) {
   const auto* page = reinterpret_cast<const float*>(step.seqs[0].pages[0][3]);
   EXPECT_TRUE(std::isnan(page[0]));
   GraphRunner runner(&model->graph, model->ops.get(), 200);
-  runner.run(step);
+  ASSERT_TRUE(runner.run(step, plain_layout(model->graph.state)));
   s.commit();
   const Batch& next = s.begin(std::span(tokens).first(1), {});
   EXPECT_EQ(next.seqs[0].pages[0][0], nullptr) << "positions 0..63 are behind a window of 16 at 200";

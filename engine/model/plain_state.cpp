@@ -6,6 +6,8 @@
 #include <cstring>
 #include <numeric>
 
+#include "engine/model/graph.h"
+
 namespace carrel {
 
 void PlainSequence::Free::operator()(std::byte* p) const {
@@ -21,7 +23,7 @@ PlainSequence::Page PlainSequence::poisoned(size_t n_bytes) {
 }
 
 PlainSequence::PlainSequence(const ModelState* model, bool capture)
-    : model_(model), capture_(capture), pages_(model->groups.size()), page_pointers_(model->groups.size()) {
+    : model_(model), layout_(plain_layout(*model)), capture_(capture), pages_(model->groups.size()), page_pointers_(model->groups.size()) {
   slot_ = poisoned(model->slot_bytes);
 }
 
@@ -47,6 +49,12 @@ const Batch& PlainSequence::begin(std::span<const int32_t> tokens, std::span<con
   step_ = SeqStep{0, n, n_past_, group_pointers_, slot_.get()};
   batch_ = Batch{n, model_->block_size, tokens, positions_, seq_of_, std::span(&step_, 1), outputs};
   return batch_;
+}
+
+const float* PlainSequence::run(GraphRunner& runner, std::span<const int32_t> tokens, std::span<const int32_t> outputs) {
+  const auto logits = runner.run(begin(tokens, outputs), layout_);
+  if (!logits) std::abort();  // planned for other pages: a fault of the caller
+  return *logits;
 }
 
 void PlainSequence::commit() {

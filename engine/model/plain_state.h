@@ -13,6 +13,8 @@
 
 namespace carrel {
 
+class GraphRunner;
+
 class PlainSequence {
  public:
   /// capture: keeps the registers of recurrent groups at the end of every block, too.
@@ -23,6 +25,8 @@ class PlainSequence {
   /// A step of this sequence alone over the next tokens, with pages for them. outputs: rows of this step whose logits are wanted,
   /// ascending. Both spans are borrowed. Valid until the next call of begin() or commit().
   const Batch& begin(std::span<const int32_t> tokens, std::span<const int32_t> outputs);
+  /// begin(), and the step run; returns the logits of `outputs`. The runner must be one for plain sequences of this model.
+  const float* run(GraphRunner& runner, std::span<const int32_t> tokens, std::span<const int32_t> outputs);
   /// The step has run: its tokens are in the state.
   void commit();
 
@@ -41,6 +45,7 @@ class PlainSequence {
   static Page poisoned(size_t n_bytes);
 
   const ModelState* model_;
+  const LayoutStamp layout_;
   const bool capture_;
   std::vector<std::vector<Page>> pages_;                // [group][block]
   std::vector<std::vector<std::byte*>> page_pointers_;  // the same, as kernels want it

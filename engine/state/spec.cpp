@@ -75,4 +75,8 @@ std::string page_layout_id(const ModelState& state) {
   return id;
 }
 
+LayoutStamp plain_layout(const ModelState& state) {
+  return {page_layout_id(state), 0};
+}
+
 }  // namespace carrel

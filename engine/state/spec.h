@@ -46,4 +46,13 @@ std::string row_layout_id(const ModelState& state);
 /// Page size, stride, padding: of this process only (checks 2 and 4).
 std::string page_layout_id(const ModelState& state);
 
+/// How the pages that a step reads are laid out, and since when (I4): a plan carries the one it was made for and runs on no other.
+struct LayoutStamp {
+  std::string page_layout_id;
+  uint32_t epoch = 0;
+  bool operator==(const LayoutStamp&) const = default;
+};
+/// Of pages that no state manager owns.
+LayoutStamp plain_layout(const ModelState& state);
+
 }  // namespace carrel

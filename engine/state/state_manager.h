@@ -177,6 +177,8 @@ class StateManager {
   /// Takes a snapshot's blocks into host memory, as far as they are what this model, tenant, arithmetic and layout would have made (by key
   /// and layout; rows are verified when they are used) and fit the budget. Returns how many.
   int64_t adopt(const AdmitRequest& of, const StateSnapshot& snapshot);
+  /// What a plan of the graph must have been made for to read these states.
+  LayoutStamp layout_stamp() const;
   StateStats stats() const;
   /// Asserts I1-I4 over the whole table; the text of the first breach, or empty.
   std::string check_invariants() const;

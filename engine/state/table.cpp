@@ -51,6 +51,12 @@ int64_t StateManager::verify() {
   return static_cast<int64_t>(bad.size());
 }
 
+LayoutStamp StateManager::layout_stamp() const {
+  const Impl& m = *impl_;
+  std::lock_guard lock(m.mu);
+  return {m.config.kernel_layout_id, m.epoch};
+}
+
 StateStats StateManager::stats() const {
   const Impl& m = *impl_;
   std::lock_guard lock(m.mu);
