@@ -1,6 +1,7 @@
 // Prints what the ops of recurrent layers take per token beside the bounds measured in the same run, interleaved, medians. One token: every
 // state of a model is read and written once, so the bound is memory. 512 tokens: a state stays near, and the bound is the vector units: a
-// delta rule takes four operations per 16 elements of state and token, Mamba2 three. Usage: scan_bench [n_threads] [avx2 | avx512].
+// delta rule takes four operations per 16 elements of state and token, Mamba2 three; a convolution reads and writes a row. Usage:
+// scan_bench [n_threads] [avx2 | avx512].
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -35,7 +36,7 @@ struct Model {
   std::string name;
   RowLayout layout;
   int n_layers;
-  double vector_ops;  // per element of state and token; 0: not bounded by its state
+  double vector_ops;  // per element of state and token; 0: bounded by its rows
   std::function<void(const Registers&, const Batch&)> apply;
 };
 
@@ -76,7 +77,10 @@ Status bench(const Model& m, ThreadTeam& team, Path path) {
   std::printf("%-38s per layer: 1 token %7.2f us", m.name.c_str(), median(one) * 1e6);
   if (m.vector_ops > 0) std::printf(" = %.2f of bandwidth (%.1f GB/s)", traffic / median(one), median(bandwidth) / 1e9);
   std::printf(" | 512 tokens %6.2f us a token", median(many) * 1e6);
-  if (m.vector_ops > 0) {
+  if (m.vector_ops == 0) {
+    const double rows = 2.0 * sizeof(float) * m.layout.row_elems / median(bandwidth);
+    std::printf(" = %.2f of bandwidth on what it reads and writes", rows / median(many));
+  } else {
     const double arithmetic = 2 * m.vector_ops * static_cast<double>(layer_bytes / sizeof(float)) / median(peak);
     std::printf(" = %.2f of vector peak, %.2f of the traffic of one", arithmetic / median(many), median(many) / traffic);
   }

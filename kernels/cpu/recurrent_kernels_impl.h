@@ -191,6 +191,7 @@ CARREL_INLINE void conv_of(const ConvTile& c) {
         sum = fma(load(c.weight + j * c.w_stride + i, m), tap, sum);
       }
       store(c.silu ? silu_of(sum) : sum, c.y + t * c.y_stride + i, m);
+      if (t + 2 < c.n_tokens) __builtin_prefetch(c.y + (t + 2) * c.y_stride + i, 1);
     });
   }
 }
