@@ -50,6 +50,7 @@ class Canary {
     mixture();
     streams();
     states();
+    for (const DType columns : {DType::kF32, DType::kBF16}) recurrent(columns);
     return to_hex(sha_.finish());
   }
 
@@ -224,6 +225,60 @@ class Canary {
       ops_.sparse_attention(q.data(), window, &rows, nullptr, 0, {kHeads, kDim, 0.2f, 33, nullptr}, batch, y.data());
       add(y);
       n_past += n;
+    }
+  }
+
+  Registers registers(DType dtype, int row_elems, int n_rows, size_t& slot_bytes) {
+    RowLayout layout{dtype, row_elems, n_rows, 0, bytes_of(dtype, static_cast<size_t>(row_elems)), 0};
+    layout.layer_stride_bytes = (layout.row_stride_bytes * static_cast<size_t>(n_rows) + 63) / 64 * 64;
+    auto& pages = pages_.emplace_back();
+    for (int b = 0; b < 3; ++b) pages.push_back(state_.emplace_back(layout.layer_stride_bytes, std::byte{0xFF}).data());
+    tables_.push_back(pages.data());
+    slot_bytes += layout.layer_stride_bytes;
+    return {static_cast<int>(tables_.size()) - 1, 0, layout, slot_bytes - layout.layer_stride_bytes};
+  }
+
+  /// Layers over registers: chunks and single tokens, then on from the page of the second block in another slot.
+  void recurrent(DType columns) {
+    constexpr int kChannels = 37, kTaps = 4, kKeys = 2, kValues = 4, kKeyDim = 9, kValueDim = 21, kHeads = 3, kHeadDim = 18, kState = 7;
+    pages_.clear();
+    pages_.reserve(3);
+    tables_.clear();
+    size_t slot_bytes = 0;
+    const Registers conv = registers(columns, kChannels, kTaps - 1, slot_bytes),
+                    delta = registers(DType::kF32, kValueDim, kValues * kKeyDim, slot_bytes),
+                    ssm = registers(DType::kF32, kHeadDim, kHeads * kState, slot_bytes);
+    const std::vector<float> taps = noise_.floats(kTaps * kChannels), bias = noise_.floats(kChannels), d = noise_.floats(kHeads);
+    std::vector<float> a = noise_.floats(kValues, 0.5f);
+    for (float& v : a) v -= 0.6f;
+    const auto run = [&](std::vector<std::byte>& slot, int n_past, int n, bool restored) {
+      const SeqStep seq{0, n, n_past, tables_, slot.data(), restored};
+      const std::vector<int32_t> zeros(static_cast<size_t>(n), 0);
+      const Batch batch{n, kBlock, zeros, zeros, zeros, std::span(&seq, 1), {}};
+      std::vector<float> y(static_cast<size_t>(n * kValues * kValueDim));
+      const bool silu = n_past % 2 == 0;
+      ops_.short_conv(noise_.floats(n * kChannels).data(), {kChannels, kTaps, taps.data(), silu ? bias.data() : nullptr, silu}, conv, batch,
+                      y.data());
+      add(y);
+      ops_.delta_scan(noise_.floats(n * (2 * kKeys * kKeyDim + kValues * kValueDim)).data(), noise_.floats(n * kValues, 3.0f).data(),
+                      noise_.floats(n * kValues, 3.0f).data(),
+                      {kKeys, kValues, kKeyDim, kValueDim, a.data(), bias.data(), n_past > 0, 1e-6f, 1.0f / 3}, delta, batch, y.data());
+      add(y);
+      ops_.ssm_scan(noise_.floats(n * (kHeads * kHeadDim + 2 * kState)).data(), noise_.floats(n * kHeads, 3.0f).data(),
+                    {kHeads, kHeadDim, 1, kState, a.data(), d.data(), bias.data(), 0.01f, 1.5f}, ssm, batch, y.data());
+      add(y);
+      add(slot);
+    };
+    std::vector<std::byte> slot(slot_bytes, std::byte{0xFF}), other = slot;
+    int n_past = 0;
+    for (const int n : kSteps) {
+      run(slot, n_past, n, false);
+      n_past += n;
+    }
+    run(other, 2 * kBlock, 1, true);
+    run(other, 2 * kBlock + 1, 5, false);
+    for (const Registers* r : {&conv, &delta, &ssm}) {
+      for (size_t b = 0; b < 2; ++b) sha_.update(std::span(pages_[static_cast<size_t>(r->group)][b], r->layer_bytes()));
     }
   }
 

@@ -103,6 +103,12 @@ TEST(Ops, norms_and_rotation) {
       expect_bits(got, other);
       expect_near(got, want, 1e-6f);
     }
+    const std::vector<float> several = noise(17, static_cast<size_t>(2 * dim));  // weights of rows in turn
+    sets.exact->rms_norm(x.data(), several.data(), 1e-6f, n_rows, dim, got.data(), 2);
+    sets.other->rms_norm(x.data(), several.data(), 1e-6f, n_rows, dim, other.data(), 2);
+    sets.reference->rms_norm(x.data(), several.data(), 1e-6f, n_rows, dim, want.data(), 2);
+    expect_bits(got, other);
+    expect_near(got, want, 1e-6f);
   }
   for (const int dims : {2, 10, 32, 64}) {
     RopeSpec spec;

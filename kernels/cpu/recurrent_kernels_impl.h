@@ -38,6 +38,13 @@ struct Rows {
   ptrdiff_t stride;
 };
 
+/// Asks for the row of a token some tokens later: rows lie far apart, where no hardware prefetch follows. Rows that will be written are
+/// asked for too, because a store that waits for its line holds up all later ones.
+CARREL_INLINE void prefetch_ahead(const float* row, ptrdiff_t stride, int t, int n_tokens) {
+  constexpr int kAhead = 3;
+  if (t + kAhead < n_tokens) __builtin_prefetch(row + kAhead * stride);
+}
+
 /// What a run starts from: its state, or zeros in `work`.
 template <int R>
 CARREL_INLINE Rows<const float> first_rows(const ScanState& s, int lane) {
@@ -85,7 +92,8 @@ CARREL_INLINE void delta_block(const DeltaRun& run, L lanes, int lane) {
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
       d[r] = beta * fma(minus_decay, memory[r], lanes.load(v + r * kLanes));
-      if (!last) __builtin_prefetch(v + run.v_stride + r * kLanes);
+      prefetch_ahead(v + r * kLanes, run.v_stride, t, run.n_tokens);
+      __builtin_prefetch(run.y + t * run.y_stride + lane + r * kLanes, 1);
     }
     if (last) {
       delta_rows<R, false>(s.n_rows, q, k, nullptr, decay, d, from, {s.to + lane, s.stride}, lanes, out, memory);
@@ -117,7 +125,8 @@ CARREL_INLINE void ssm_tokens(const SsmRun& run, int t, Rows<const float> from, 
       const F16 v = lanes.load(x + u * run.stride + r * kLanes);
       in[u][r] = F16::set(gates[run.step_at]) * v;
       out[u][r] = F16::set(run.d) * v;
-      if (t + T + u < run.n_tokens) __builtin_prefetch(x + (T + u) * run.stride + r * kLanes);
+      prefetch_ahead(x + u * run.stride + r * kLanes, run.stride, t + u, run.n_tokens);
+      __builtin_prefetch(run.y + (t + u) * run.y_stride + lane + r * kLanes, 1);
     }
   }
   for (int i = 0; i < run.state.n_rows; ++i) {
@@ -182,6 +191,7 @@ CARREL_INLINE void conv_of(const ConvTile& c) {
         sum = fma(load(c.weight + j * c.w_stride + i, m), tap, sum);
       }
       store(c.silu ? silu_of(sum) : sum, c.y + t * c.y_stride + i, m);
+      if (t + 2 < c.n_tokens) __builtin_prefetch(c.y + (t + 2) * c.y_stride + i, 1);
     });
   }
 }

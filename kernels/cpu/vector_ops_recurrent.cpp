@@ -10,10 +10,10 @@
 namespace carrel::cpu {
 namespace {
 
-constexpr int kStrip = 256;                  // channels of a task of the convolution
-constexpr int kConvTokens = 32;              // tokens whose inputs are rounded at a time
-constexpr int64_t kSmallWork = 1 << 16;      // multiply-adds below which waking the team costs more than it saves
-constexpr int64_t kPreparedGrain = 1 << 14;  // floats of queries and keys that are worth waking a thread
+constexpr int kLeastStrip = 256, kMostStrip = 1024;  // channels of a task of the convolution: few long rows are quicker
+constexpr int kConvTokens = 8;                       // tokens whose inputs are rounded at a time
+constexpr int64_t kSmallWork = 1 << 16;              // multiply-adds below which waking the team costs more than it saves
+constexpr int64_t kPreparedGrain = 1 << 14;          // floats of queries and keys that are worth waking a thread
 
 /// A task's part of the registers of a layer: columns of some rows.
 struct Part {
@@ -144,44 +144,47 @@ void VectorOps::ssm_scan(const float* xbc, const float* dt, const SsmArgs& args,
 }
 
 void VectorOps::short_conv(const float* x, const ShortConvArgs& args, const Registers& columns, const Batch& batch, float* y) {
-  const int64_t width = args.n_channels, n_strips = (width + kStrip - 1) / kStrip;
+  const int64_t width = args.n_channels, n_seqs = static_cast<int64_t>(batch.seqs.size());
+  int64_t strip = kMostStrip;
+  while (strip > kLeastStrip && n_seqs * width < 2 * strip * n_threads()) strip /= 2;
+  const int64_t n_strips = (width + strip - 1) / strip;
   const int n_kept = args.kernel - 1;
   const DType dtype = columns.layout.dtype;
-  const size_t row_bytes = bytes_of(dtype, kStrip);
-  small_or_tasks(
-      width * batch.n_tokens * args.kernel, static_cast<int64_t>(batch.seqs.size()) * n_strips, [&](int64_t task, ThreadScratch& scratch) {
-        const SeqStep& seq = batch.seqs[static_cast<size_t>(task / n_strips)];
-        const int64_t first = task % n_strips * kStrip;
-        const int n = static_cast<int>(std::min<int64_t>(kStrip, width - first));
-        const Part part{columns, 0, n_kept, bytes_of(dtype, static_cast<size_t>(first)), bytes_of(dtype, static_cast<size_t>(n))};
-        // Inputs as the registers hold them: those before the tile, then its own.
-        auto* const rows = reinterpret_cast<std::byte*>(scratch.rows.get(static_cast<size_t>(n_kept + kConvTokens) * kStrip));
-        const auto row = [&](int i) { return rows + static_cast<size_t>(i) * row_bytes; };
-        walk(part, batch, seq, [&](int begin, int end, const std::byte* from, std::byte* to) {
-          for (int j = 0; j < n_kept; ++j) {
-            if (from == nullptr) {
-              std::memset(row(j), 0, part.n_bytes);
-            } else {
-              std::memcpy(row(j), from + part.at() + static_cast<size_t>(j) * part.stride(), part.n_bytes);
-            }
-          }
-          for (int n_tokens = 0; begin < end; begin += n_tokens) {
-            n_tokens = std::min(kConvTokens, end - begin);
-            const int64_t at = (seq.first_token + begin) * width + first;
-            for (int i = 0; i < n_tokens; ++i) store_row(x + at + i * width, n, 0, dtype, row(n_kept + i));
-            ConvTile tile{.dtype = dtype, .kernel = args.kernel, .n_tokens = n_tokens, .n = n, .rows = rows, .row_bytes = row_bytes};
-            tile.weight = args.weight + first;
-            tile.w_stride = width;
-            tile.bias = args.bias != nullptr ? args.bias + first : nullptr;
-            tile.silu = args.silu;
-            tile.y = y + at;
-            tile.y_stride = width;
-            r_.conv(tile);
-            std::memmove(rows, row(n_tokens), static_cast<size_t>(n_kept) * row_bytes);
-          }
-          for (int j = 0; j < n_kept; ++j) std::memcpy(to + part.at() + static_cast<size_t>(j) * part.stride(), row(j), part.n_bytes);
-        });
-      });
+  const size_t row_bytes = bytes_of(dtype, static_cast<size_t>(strip));
+  small_or_tasks(width * batch.n_tokens * args.kernel, n_seqs * n_strips, [&](int64_t task, ThreadScratch& scratch) {
+    const SeqStep& seq = batch.seqs[static_cast<size_t>(task / n_strips)];
+    const int64_t first = task % n_strips * strip;
+    const int n = static_cast<int>(std::min<int64_t>(strip, width - first));
+    const Part part{columns, 0, n_kept, bytes_of(dtype, static_cast<size_t>(first)), bytes_of(dtype, static_cast<size_t>(n))};
+    // Inputs as the registers hold them: those before the tile, then its own.
+    auto* const rows =
+        reinterpret_cast<std::byte*>(scratch.rows.get(static_cast<size_t>(n_kept + kConvTokens) * static_cast<size_t>(strip)));
+    const auto row = [&](int i) { return rows + static_cast<size_t>(i) * row_bytes; };
+    walk(part, batch, seq, [&](int begin, int end, const std::byte* from, std::byte* to) {
+      for (int j = 0; j < n_kept; ++j) {
+        if (from == nullptr) {
+          std::memset(row(j), 0, part.n_bytes);
+        } else {
+          std::memcpy(row(j), from + part.at() + static_cast<size_t>(j) * part.stride(), part.n_bytes);
+        }
+      }
+      for (int n_tokens = 0; begin < end; begin += n_tokens) {
+        n_tokens = std::min(kConvTokens, end - begin);
+        const int64_t at = (seq.first_token + begin) * width + first;
+        for (int i = 0; i < n_tokens; ++i) store_row(x + at + i * width, n, 0, dtype, row(n_kept + i));
+        ConvTile tile{.dtype = dtype, .kernel = args.kernel, .n_tokens = n_tokens, .n = n, .rows = rows, .row_bytes = row_bytes};
+        tile.weight = args.weight + first;
+        tile.w_stride = width;
+        tile.bias = args.bias != nullptr ? args.bias + first : nullptr;
+        tile.silu = args.silu;
+        tile.y = y + at;
+        tile.y_stride = width;
+        r_.conv(tile);
+        std::memmove(rows, row(n_tokens), static_cast<size_t>(n_kept) * row_bytes);
+      }
+      for (int j = 0; j < n_kept; ++j) std::memcpy(to + part.at() + static_cast<size_t>(j) * part.stride(), row(j), part.n_bytes);
+    });
+  });
 }
 
 }  // namespace carrel::cpu
