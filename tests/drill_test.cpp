@@ -52,9 +52,10 @@ TEST_P(Drills, NoneWouldPassWithReuseOff) {
   for (const DrillReport& r : drill(dir(), off)) EXPECT_NE(r.verdict, DrillVerdict::kPassed) << r.name << " does not need a hit";
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, Drills, testing::Values("", "deepseek_v4/tiny_a", "gemma3_text", "llama"), [](const auto& i) {
-  return i.param[0] == '\0' ? "demo" : std::string(i.param).substr(0, std::string(i.param).find('/'));
-});
+INSTANTIATE_TEST_SUITE_P(Models, Drills, testing::Values("", "deepseek_v4/tiny_a", "gemma3_text", "llama", "lfm2", "qwen3_next"),
+                         [](const auto& i) {
+                           return i.param[0] == '\0' ? "demo" : std::string(i.param).substr(0, std::string(i.param).find('/'));
+                         });
 
 TEST(DrillNames, AnUnknownOneIsRefusedWithTheList) {
   auto world = World::open("", OpSet::kFast);

@@ -38,6 +38,7 @@ class Drill {
   Status group_disagreement();
   Status bit_flip();
   Status toctou();
+  Status stale_graph();
   Status restart();
   Status first_vs_hit();
 
@@ -272,6 +273,36 @@ Status Drill::toctou() {
   return {};
 }
 
+/// The states are laid out anew under a graph that still has its old plans: it must refuse to run, and be right once it has planned again.
+Status Drill::stale_graph() {
+  CARREL_TRY(warm());
+  if (failed()) return {};
+  manager_->bump_epoch();
+  DrillCase c;
+  c.damage = "the layout's epoch raised, the graph not planned again";
+  c.counter = "graph_refused";
+  c.before = bench_.graph_counts().refused;
+  bench_.hold_plans(true);
+  const auto stale = bench_.run(*manager_);
+  bench_.hold_plans(false);
+  c.after = bench_.graph_counts().refused;
+  const uint64_t replans = bench_.graph_counts().replans;
+  CARREL_ASSIGN(const Run first, bench_.run(*manager_));
+  CARREL_ASSIGN(const Run again, bench_.run(*manager_));
+  judge_run(again, cold_, c, false);
+  if (stale)
+    c.failure = "a step ran on plans of another layout";
+  else if (bench_.graph_counts().replans <= replans)
+    c.failure = "the graph was not planned again";
+  else if (first.match.effective != 0 || again.match.effective != token_of(bench_.n_blocks()))
+    c.failure = "state of the older epoch was used, or none of the new one";
+  else if (!equal_logits(first, cold_))
+    c.failure = "the logits differ from the cold run";
+  if (!c.failure.empty()) fail_with(c.damage + ": " + c.failure);
+  report_.cases.push_back(std::move(c));
+  return {};
+}
+
 Status Drill::restart() {
   CARREL_TRY(warm());
   if (failed()) return {};
@@ -335,6 +366,8 @@ const Row kRows[] = {
      [](Drill& d) { return d.check(Damage::kMisalign, 3, "record four bytes off"); }},
     {{"bit-flip", "a bit changes on the device and in host memory"}, [](Drill& d) { return d.bit_flip(); }},
     {{"toctou", "threads match while an evictor runs"}, [](Drill& d) { return d.toctou(); }},
+    {{"stale-graph", "the states are laid out anew and the graph is not: it refuses, then plans again"},
+     [](Drill& d) { return d.stale_graph(); }},
     {{"restart", "a new process takes the state over; another model does not"}, [](Drill& d) { return d.restart(); }},
     {{"first-vs-hit", "the first computation against a hit at every boundary"}, [](Drill& d) { return d.first_vs_hit(); }},
 };
