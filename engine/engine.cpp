@@ -9,6 +9,7 @@
 
 #include "base/log.h"
 #include "engine/model/model.h"
+#include "engine/shadow.h"
 #include "engine/text/detokenizer.h"
 #include "engine/text/stop.h"
 
@@ -83,6 +84,11 @@ struct Job {
 
   std::optional<size_t> stopped_by;  // index into request.stop
 
+  bool sampled = false;                // to be computed again later
+  uint64_t generation = 0;             // of its namespace at admission
+  std::vector<Digest> rows;            // of a sampled one: hashes of its first logit rows
+  std::optional<ShadowSample> shadow;  // this is such a computation; nobody reads `out`
+
   Job(Request r, StopMatcher matcher, const Tokenizer& tokenizer)
       : request(std::move(r)),
         tokens(request.prompt),
@@ -99,7 +105,7 @@ struct Job {
 namespace {
 
 StepLimits step_limits(const EngineConfig& c) {
-  return {.max_tokens = std::max(c.prefill_chunk, c.max_batch_size), .max_seqs = c.max_batch_size, .max_outputs = c.max_batch_size};
+  return {.max_tokens = std::max(c.prefill_chunk, c.max_batch_size), .max_seqs = c.max_batch_size, .max_outputs = c.max_batch_size + static_cast<int>(ShadowQueue::kMostRows)};
 }
 
 }  // namespace
@@ -126,6 +132,8 @@ struct Engine::Impl {
   std::atomic<bool> hold_plans{false};
 
   std::list<std::unique_ptr<Job>> running;  // step thread only, in order of admission
+  ShadowQueue shadows;                      // step thread only
+  double shadow_debt = 0;
   // Step buffers, kept between steps.
   std::vector<int32_t> ids, positions, seq_of, outputs;
   std::vector<SeqStep> seqs;
@@ -156,16 +164,17 @@ struct Engine::Impl {
         // Waiting requests have deadlines, so that the sleep is bounded when there are any.
         const auto due = [&] { return stopping || poked || !running.empty(); };
         if (!waiting.empty() && running.empty() && !poked) wake.wait_for(lock, std::chrono::milliseconds(2), due);
-        if (waiting.empty() && running.empty()) wake.wait_for(lock, std::chrono::milliseconds(500), [&] { return due() || !waiting.empty(); });
+        if (waiting.empty() && running.empty() && shadows.empty()) wake.wait_for(lock, std::chrono::milliseconds(500), [&] { return due() || !waiting.empty(); });
         poked = false;
         if (stopping) break;
       }
       sweep();
       admit();
+      start_shadow();
       if (!running.empty()) step();
       std::lock_guard lock(mu);
-      counters.running = running.size();
-      if (running.empty() && waiting.empty()) idle.notify_all();
+      counters.running = running.size() - (shadow() != running.end() ? 1 : 0);
+      if (counters.running == 0 && waiting.empty()) idle.notify_all();
     }
     std::vector<std::unique_ptr<Job>> rest;
     {
@@ -221,6 +230,117 @@ struct Engine::Impl {
     }
   }
 
+  // ---- hits computed again
+
+  std::list<std::unique_ptr<Job>>::iterator shadow() {
+    return std::find_if(running.begin(), running.end(), [](const auto& job) { return job->shadow.has_value(); });
+  }
+
+  /// Whoever waits goes first: the computation is given up, its sample kept for later.
+  bool yield_shadow() {
+    const auto at = shadow();
+    if (at == running.end()) return false;
+    const std::unique_ptr<Job> job = std::move(*at);
+    running.erase(at);
+    count_dropped(shadows.push(std::move(*job->shadow)));
+    return true;
+  }
+
+  void count_dropped(size_t n) {
+    std::lock_guard lock(mu);
+    counters.shadow_dropped += n;
+  }
+
+  /// Samples of purged namespaces are forgotten at once; when nothing waits, the oldest of the rest is computed again.
+  void start_shadow() {
+    const auto stale = [&](const ShadowSample& s) { return state->generation(s.namespace_id) != s.generation; };
+    if (const auto at = shadow(); at != running.end() && stale(*(*at)->shadow)) {
+      running.erase(at);
+      count_dropped(1);
+    }
+    count_dropped(shadows.drop(stale));
+    bool leave = false;
+    {
+      std::lock_guard lock(mu);
+      leave = draining || stopping;
+      if (!leave && !waiting.empty()) return;
+    }
+    if (leave) {
+      (void)yield_shadow();
+      count_dropped(shadows.drop([](const ShadowSample&) { return true; }));
+      return;
+    }
+    if (shadows.empty() || shadow() != running.end() || running.size() >= static_cast<size_t>(config.max_num_seqs)) return;
+    ShadowSample sample = *shadows.pop();
+    Request r;
+    r.id = "shadow of " + sample.request_id;
+    r.prompt = sample.tokens;
+    r.namespace_id = r.tenant = sample.namespace_id;
+    r.namespace_secret = sample.namespace_secret;
+    r.reuse = r.store = false;
+    auto admission = state->admit({.tokens = r.prompt,
+                                   .namespace_secret = r.namespace_secret,
+                                   .namespace_id = r.namespace_id,
+                                   .max_new_tokens = 0,
+                                   .reuse = false,
+                                   .store = false,
+                                   .verify = true,
+                                   .boundaries = std::span(&sample.point, 1),
+                                   .keys = nullptr});
+    if (!admission || !admission->sequence) return count_dropped(1);
+    auto job = std::make_unique<Job>(std::move(r), *StopMatcher::create({}), model->tokenizer());
+    job->out = std::make_shared<Stream::Shared>();
+    job->submitted_ns = env->mono_ns();
+    job->sequence = std::move(admission->sequence);
+    job->first_match = job->sequence->match();
+    job->shadow = std::move(sample);
+    running.push_back(std::move(job));
+  }
+
+  void keep_sample(Job& job) {
+    if (!job.sampled || job.rows.empty()) return;
+    ShadowSample s;
+    s.request_id = job.request.id;
+    s.namespace_id = job.request.namespace_id;
+    s.namespace_secret = job.request.namespace_secret;
+    s.generation = job.generation;
+    s.tokens.assign(job.tokens.begin(), job.tokens.begin() + static_cast<ptrdiff_t>(job.n_prompt + job.rows.size() - 1));
+    s.n_prompt = job.n_prompt;
+    s.point = job.first_match->effective;
+    s.rows = std::move(job.rows);
+    const size_t lost = shadows.push(std::move(s));
+    std::lock_guard lock(mu);
+    counters.shadow_sampled++;
+    counters.shadow_dropped += lost;
+  }
+
+  /// The next logit row of a hit that is computed again. False: that was the last one, and the job is gone.
+  bool compare_row(Job* job, std::span<const float> logits) {
+    const ShadowSample& s = *job->shadow;
+    const size_t i = job->rows.size();
+    job->rows.push_back(sha256(std::as_bytes(logits)));
+    const bool equal = job->rows[i] == s.rows[i];
+    if (equal && job->rows.size() < s.rows.size()) return true;
+    {
+      std::lock_guard lock(mu);
+      counters.shadow_verified++;
+      counters.shadow_mismatches += equal ? 0 : 1;
+    }
+    if (!equal) {
+      AdmitRequest of;
+      of.tokens = s.tokens;
+      of.namespace_id = s.namespace_id;
+      of.namespace_secret = s.namespace_secret;
+      const int64_t n = state->quarantine_prefix(of, s.point);
+      spdlog::error(
+          "shadow: request {} answered from {} reused tokens with other logits (row {}) than computing them again gives; {} records of that prefix are "
+          "quarantined; check memory and kernels, and run carrel drill",
+          s.request_id, s.point, i, n);
+    }
+    running.remove_if([&](const auto& r) { return r.get() == job; });
+    return false;
+  }
+
   std::unique_ptr<Job> take_waiting(uint64_t id) {
     std::lock_guard lock(mu);
     const auto at = waiting.find(id);
@@ -260,6 +380,10 @@ struct Engine::Impl {
                                      .boundaries = r.boundaries,
                                      .keys = &job->block_keys});
       if (!admission) {
+        if (admission.error().code == Code::kExhausted && yield_shadow()) {
+          i--;
+          continue;
+        }
         if (admission.error().code == Code::kExhausted && !running.empty()) return;
         finish(*take_waiting(order[i]), FinishReason::kError, std::move(admission.error()));
         continue;
@@ -269,9 +393,19 @@ struct Engine::Impl {
       if (!job->first_match) {
         job->first_match = job->sequence->match();
         job->admitted_ns = env->mono_ns();
+        if (job->first_match->effective > 0 && r.store) sample(*job);
       }
       running.push_back(take_waiting(order[i]));
     }
+  }
+
+  /// Every so many hits, one is to be computed again.
+  void sample(Job& job) {
+    shadow_debt += config.shadow_verify_rate;
+    if (shadow_debt < 1) return;
+    shadow_debt -= 1;
+    job.sampled = true;
+    job.generation = state->generation(job.request.namespace_id);
   }
 
   void put_back(std::unique_ptr<Job> job) {
@@ -288,6 +422,10 @@ struct Engine::Impl {
       if (victim == keep || std::find(in_step.begin(), in_step.end(), victim) != in_step.end()) continue;
       auto owned = std::move(*it);
       running.erase(std::next(it).base());
+      if (owned->shadow) {
+        count_dropped(shadows.push(std::move(*owned->shadow)));
+        return true;
+      }
       owned->sequence.reset();
       {
         std::lock_guard lock(mu);
@@ -304,7 +442,7 @@ struct Engine::Impl {
     while (true) {
       Status reserved = job->sequence->reserve(n);
       if (reserved) break;
-      if (reserved.error().code != Code::kExhausted || !preempt_one(job)) return false;
+      if (reserved.error().code != Code::kExhausted || job->shadow || !preempt_one(job)) return false;
     }
     const int64_t past = job->sequence->n_past();
     SeqStep s;
@@ -316,7 +454,9 @@ struct Engine::Impl {
       positions.push_back(static_cast<int32_t>(past + i));
       seq_of.push_back(static_cast<int32_t>(seqs.size()));
     }
-    if (past + n == static_cast<int64_t>(job->tokens.size())) outputs.push_back(static_cast<int32_t>(ids.size()) - 1);
+    const int64_t n_tokens = static_cast<int64_t>(job->tokens.size());
+    const int64_t n_rows = job->shadow ? static_cast<int64_t>(job->shadow->rows.size()) : 1;  // the last ones
+    for (int64_t p = std::max(past, n_tokens - n_rows); p < past + n; p++) outputs.push_back(s.first_token + static_cast<int32_t>(p - past));
     seqs.push_back(s);
     in_step.push_back(job);
     return true;
@@ -329,6 +469,7 @@ struct Engine::Impl {
     std::vector<Job*> jobs;
     for (auto& job : running) jobs.push_back(job.get());
     std::stable_partition(jobs.begin(), jobs.end(), [](const Job* j) { return j->n_pending() == 1; });
+    std::stable_partition(jobs.begin(), jobs.end(), [](const Job* j) { return !j->shadow; });
     std::vector<Job*> stuck;
     for (Job* job : jobs) {
       if (static_cast<int>(in_step.size()) >= config.max_batch_size || static_cast<int>(ids.size()) >= rows) break;
@@ -378,13 +519,22 @@ struct Engine::Impl {
     for (size_t i = 0; i < jobs.size(); i++) {
       Job* job = jobs[i];
       const SeqStep& s = steps[i];
-      const bool has_logits = row < outputs.size() && outputs[row] == s.first_token + s.n_tokens - 1;
-      const float* mine = has_logits ? logits + static_cast<size_t>(row++) * static_cast<size_t>(model->graph().vocab) : nullptr;
+      const auto vocab = static_cast<size_t>(model->graph().vocab);
+      const size_t first_row = row;
+      while (row < outputs.size() && outputs[row] < s.first_token + s.n_tokens) row++;
+      const std::span<const float> mine(logits + first_row * vocab, (row - first_row) * vocab);
       if (Status advanced = job->sequence->advance(std::span(ids).subspan(static_cast<size_t>(s.first_token), static_cast<size_t>(s.n_tokens))); !advanced) {
         end(job, FinishReason::kError, std::move(advanced.error()));
         continue;
       }
-      if (mine != nullptr) take_token(job, std::span(mine, static_cast<size_t>(model->graph().vocab)), done);
+      const bool shadow = job->shadow.has_value();
+      for (size_t at = 0; at < mine.size(); at += vocab) {
+        if (!shadow) {
+          take_token(job, mine.subspan(at, vocab), done);
+        } else if (!compare_row(job, mine.subspan(at, vocab))) {
+          break;
+        }
+      }
     }
     const int64_t end_ns = env->mono_ns();
     std::lock_guard lock(mu);
@@ -403,6 +553,7 @@ struct Engine::Impl {
     std::lock_guard lock(mu);
     counters.steps++;
     for (size_t i = 0; i < jobs.size(); i++) {
+      if (jobs[i]->shadow) continue;  // nobody's tokens
       const bool decode = jobs[i]->tokens.size() > jobs[i]->n_prompt && steps[i].n_tokens == 1;
       (decode ? counters.decode_tokens : counters.prefill_tokens) += static_cast<uint64_t>(steps[i].n_tokens);
       queue.charge(jobs[i]->request.tenant, steps[i].n_tokens);
@@ -411,6 +562,7 @@ struct Engine::Impl {
 
   void take_token(Job* job, std::span<const float> logits, int64_t now) {
     const Request& r = job->request;
+    if (job->sampled && job->rows.size() < ShadowQueue::kMostRows) job->rows.push_back(sha256(std::as_bytes(logits)));
     auto sampled = sampler.sample(logits, r.sampling, r.prompt, job->answer(), static_cast<int64_t>(job->tokens.size()));
     if (!sampled) return end(job, FinishReason::kError, std::move(sampled.error()));
     if (job->first_token_ns == 0) job->first_token_ns = now;
@@ -441,6 +593,8 @@ struct Engine::Impl {
   }
 
   void finish(Job& job, FinishReason reason, Error error) {
+    if (job.shadow) return count_dropped(1);
+    keep_sample(job);
     const int64_t now = env->mono_ns();
     Finish f;
     f.reason = reason;

@@ -93,12 +93,15 @@ struct EngineConfig {
   int max_num_seqs = 256;      // running sequences
   int prefill_chunk = 512;     // token rows of one step
   size_t max_queue_depth = 512;
+  double shadow_verify_rate = 0;  // share of hits that are computed again when nothing else waits
 };
 
 struct EngineStats {
   size_t queued = 0, running = 0;
   uint64_t steps = 0, prefill_tokens = 0, decode_tokens = 0, finished = 0, cancelled = 0, failed = 0, refused = 0, preempted = 0;
   uint64_t graph_plans = 0, graph_replans = 0, graph_refused = 0;  // GraphRunner::Counts
+  /// Sampled hits: kept for later, computed again, of these with another result, given up (purged, pushed out, no space).
+  uint64_t shadow_sampled = 0, shadow_verified = 0, shadow_mismatches = 0, shadow_dropped = 0;
   int64_t step_ns = 0;          // time spent in steps
   int64_t heartbeat_age_ns = 0; // since the step thread last came round
   bool draining = false;

@@ -30,6 +30,7 @@ struct Sequence::Impl {
   Digest secret{};
   uint32_t epoch = 0;
   bool reuse = true;
+  bool verifying = false;       // publishes nothing, but its registers are compared
   bool storing = true;          // may publish; ends for good at a purge, an epoch, a key collision, a digest mismatch
   std::vector<int32_t> tokens;  // the prompt, then what advance added
   size_t n_prompt = 0;
@@ -75,6 +76,7 @@ struct StateManager::Impl {
   uint32_t epoch = 1;
   uint64_t tick = 0;  // admissions so far: the clock of decay
   std::map<std::pair<std::string, Digest>, int> namespaces;
+  std::map<std::string, uint64_t> purges;                 // of each namespace
   std::unordered_map<Digest, int, DigestHash> announced;  // blocks that live sequences are computing → how many of them
   std::set<Sequence::Impl*> live;
   uint64_t next_sequence = 1;

@@ -166,7 +166,7 @@ void StateManager::Impl::plan_captures(Sequence::Impl& seq, int64_t n_tokens) {
   const int64_t first = seq.n_past / block_size, end = (seq.n_past + n_tokens) / block_size;
   const auto n_cells = static_cast<int64_t>(seq.cells[recurrent[0]].size());
   for (int64_t b = first; b < n_cells; b++) {
-    const bool wanted = seq.storing && b < end && (b + 1 == end || is_point(seq, b + 1));
+    const bool wanted = b < end && ((seq.storing && (b + 1 == end || is_point(seq, b + 1))) || (seq.verifying && is_point(seq, b + 1)));
     if (wanted == (seq.table[recurrent[0]][static_cast<size_t>(b)] != nullptr)) continue;
     std::vector<PageHandle> pages;
     for (const size_t g : recurrent)

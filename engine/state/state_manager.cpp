@@ -268,6 +268,7 @@ Result<Admission> StateManager::Impl::admit_locked(const AdmitRequest& request, 
   seq->epoch = epoch;
   seq->reuse = reuse;
   seq->storing = config.reuse && request.store;
+  seq->verifying = config.reuse && request.verify;
   seq->tokens.assign(request.tokens.begin(), request.tokens.end());
   seq->n_prompt = request.tokens.size();
   seq->keys.assign(keys.begin(), keys.begin() + n_full);

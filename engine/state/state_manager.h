@@ -58,6 +58,7 @@ struct AdmitRequest {
   int64_t max_new_tokens = 0;           // reserved in the plan: a request that can never fit is refused at once
   bool reuse = true;                    // a request can only narrow it
   bool store = true;                    // false: nothing is published
+  bool verify = false;                  // with reuse and store off: digests are compared, of registers at `boundaries` too
   std::span<const int64_t> boundaries;  // positions in the prompt where a message ends, ascending: registers are kept before them
   BlockKeys* keys = nullptr;            // caller's, kept beside tokens and namespace: a request that is admitted again is not hashed again
 };
@@ -149,8 +150,9 @@ struct StateSnapshot {
 };
 
 /// What a drill or a test does to one published record.
-/// The last three: the record is moved to host memory; its part of the copy there is dropped; a bit of that part is flipped.
-enum class Damage { kEvict, kHalfBlock, kLayout, kEpoch, kMisalign, kFlipBit, kOffload, kDropHost, kFlipHostBit };
+/// kFlipSign: of the first element of every row, so that whoever reads it answers something else. The last three: the record is moved to
+/// host memory; its part of the copy there is dropped; a bit of that part is flipped.
+enum class Damage { kEvict, kHalfBlock, kLayout, kEpoch, kMisalign, kFlipBit, kFlipSign, kOffload, kDropHost, kFlipHostBit };
 
 class StateManager {
  public:
@@ -170,6 +172,10 @@ class StateManager {
   int64_t purge(const std::string& namespace_id);
   /// A changed layout or model: raises the epoch; older records are gone, sequences of the older epoch publish nothing more.
   void bump_epoch();
+  /// Changes with every purge of the namespace and every epoch: what was kept elsewhere of its tokens is void then.
+  uint64_t generation(const std::string& namespace_id) const;
+  /// Takes everything that is known of the first n_tokens of a prompt out of use, in every tier. Returns the number of records.
+  int64_t quarantine_prefix(const AdmitRequest& request, int64_t n_tokens);
   /// Computes the digest of every published record again; one that differs is quarantined. Returns how many. Holds the lock throughout.
   int64_t verify();
   /// Copies everything that the request's namespace has, whatever tier it is in.

@@ -18,6 +18,7 @@ int64_t StateManager::purge(const std::string& namespace_id) {
     n += m.index.erase(ns);
   }
   m.counters.purged += static_cast<uint64_t>(n);
+  m.purges[namespace_id]++;
   m.audit();
   return n;
 }
@@ -29,6 +30,34 @@ void StateManager::bump_epoch() {
   for (Sequence::Impl* seq : m.live) m.stop_storing(*seq);
   m.counters.purged += static_cast<uint64_t>(m.index.erase(-1));
   m.audit();
+}
+
+uint64_t StateManager::generation(const std::string& namespace_id) const {
+  std::lock_guard lock(impl_->mu);
+  const auto at = impl_->purges.find(namespace_id);
+  return (at == impl_->purges.end() ? 0 : at->second) + (uint64_t{impl_->epoch} << 32);
+}
+
+int64_t StateManager::quarantine_prefix(const AdmitRequest& request, int64_t n_tokens) {
+  Impl& m = *impl_;
+  const int64_t n_blocks = std::min(n_tokens, static_cast<int64_t>(request.tokens.size())) / m.block_size;
+  BlockKeys keys;
+  m.fill_keys(request, keys, static_cast<size_t>(n_blocks));
+  std::lock_guard lock(m.mu);
+  const auto ns = m.find_namespace(request);
+  if (!ns) return 0;
+  int64_t n = 0;
+  for (Block* block : walk_chain(m.index, keys, request.tokens, *ns, m.block_size, n_blocks).chain) {
+    m.index.drop_host(block, -1);
+    for (const auto& r : block->records) {
+      if (!r) continue;
+      m.index.detach(r.get(), RecordState::kQuarantined);
+      m.counters.quarantined++;
+      n++;
+    }
+  }
+  m.audit();
+  return n;
 }
 
 int64_t StateManager::verify() {
@@ -129,6 +158,14 @@ Status StateManager::damage_for_test(const AdmitRequest& prefix, int64_t block, 
     case Damage::kFlipBit:
       *r->data ^= std::byte{1};
       break;
+    case Damage::kFlipSign: {
+      const RowLayout& l = m.layouts[static_cast<size_t>(g)];
+      const size_t sign = bytes_of(l.dtype, 1) - 1;
+      for (size_t layer = 0; layer < static_cast<size_t>(m.spec(g).n_layers); layer++)
+        for (size_t row = 0; row < static_cast<size_t>(l.rows_per_page); row++)
+          r->data[layer * l.layer_stride_bytes + row * l.row_stride_bytes + sign] ^= std::byte{0x80};
+      break;
+    }
     case Damage::kOffload:
       if (!m.index.offload(at)) return fail(Code::kUnavailable, "the host tier is off or too small", "cache.offload.host_memory_size");
       m.index.detach(r, RecordState::kEvicted);
