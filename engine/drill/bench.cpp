@@ -166,13 +166,17 @@ Result<Run> Bench::run(StateManager& manager, std::span<const int32_t> prompt, b
   r.tokens = prompt;
   r.reuse = reuse;
   r.store = store;
+  return run(manager, r);
+}
+
+Result<Run> Bench::run(StateManager& manager, const AdmitRequest& r) {
   for (;;) {
     CARREL_ASSIGN(Admission admission, manager.admit(r));
     if (!admission.sequence) {  // another thread of the drill computes this prefix right now
       std::this_thread::sleep_for(std::chrono::microseconds(200));
       continue;
     }
-    return impl_->finish(manager, *admission.sequence, {prompt.begin(), prompt.end()});
+    return impl_->finish(manager, *admission.sequence, {r.tokens.begin(), r.tokens.end()});
   }
 }
 

@@ -36,8 +36,8 @@ class Bench {
   std::string words(std::span<const int32_t> tokens) const;
 
   Result<Run> run(StateManager& manager);
-  /// Of the first n_tokens of the prompt.
   Result<Run> run(StateManager& manager, std::span<const int32_t> prompt, bool reuse, bool store);
+  Result<Run> run(StateManager& manager, const AdmitRequest& request);
   /// While it is on, steps over a changed layout or epoch are not planned anew, and so refused.
   void hold_plans(bool on);
   const GraphRunner::Counts& graph_counts() const;
