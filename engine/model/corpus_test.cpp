@@ -26,7 +26,7 @@ TEST(Corpus, store) {
 }
 
 TEST(Corpus, family) {
-  fuzz::run_corpus(kData + "/family", 20, text<fuzz::family>, {.n_cuts = 40, .n_changes = 300});
+  fuzz::run_corpus(kData + "/family", 40, text<fuzz::family>, {.n_cuts = 40, .n_changes = 300});
 }
 
 constexpr const char* kDigest = "1fc0b1790b9a9df3616edbcf816fa555f52d9b8c727ec04d9669c35aee75bf88";
