@@ -111,7 +111,10 @@ TEST(Family, ErrorsNameTensorAndKey) {
   Json config = Json::parse(o.source->config_json());
   config["hidden_size"] = 65;
   config["head_dim"] = 16;
-  EXPECT_EQ(build(o, config).error().text(), "model.embed_tokens.weight: shape [512, 64] where the configuration asks for 512 rows of 65");
+  EXPECT_EQ(
+      build(o, config).error().text(),
+      "tests/golden/models/llama: tensor 'model.embed_tokens.weight' is BF16 [512, 64] where the configuration asks for 512 rows of 65 "
+      "numbers from row 0 on, out of 512");
   config = Json::parse(o.source->config_json());
   config["num_hidden_layers"] = 5;
   EXPECT_NE(build(o, config).error().text().find("model.layers.4.input_layernorm.weight"), std::string::npos);
