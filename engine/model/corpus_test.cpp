@@ -31,26 +31,11 @@ TEST(Corpus, family) {
 
 /// Seeds of good models are built to the end: what the fuzzer changes in them meets every line of a family.
 TEST(Corpus, family_seeds_become_models) {
-  for (const char* seed : {"llama",
-                           "qwen3_moe",
-                           "gemma3_text_gguf",
-                           "lfm2",
-                           "lfm2_gguf",
-                           "lfm2_moe",
-                           "lfm2_moe_gguf",
-                           "qwen3_next",
-                           "qwen3_next_gguf",
-                           "qwen3_5_text",
-                           "qwen3_5_text_gguf",
-                           "qwen3_5_moe_text",
-                           "qwen3_5_moe_text_gguf",
-                           "qwen3_5_nested",
-                           "gpt_oss",
-                           "gpt_oss_gguf",
-                           "granitemoehybrid",
-                           "granitemoehybrid_gguf",
-                           "granitemoehybrid_dense",
-                           "granitemoehybrid_dense_gguf"}) {
+  for (const char* seed : {"llama", "qwen3_moe",
+
+                           "lfm2", "lfm2_gguf", "lfm2_moe", "lfm2_moe_gguf", "qwen3_next", "qwen3_next_gguf", "qwen3_5_text",
+                           "qwen3_5_text_gguf", "qwen3_5_moe_text", "qwen3_5_moe_text_gguf", "qwen3_5_nested", "gpt_oss", "gpt_oss_gguf",
+                           "granitemoehybrid", "granitemoehybrid_gguf", "granitemoehybrid_dense", "granitemoehybrid_dense_gguf"}) {
     const auto file = read_file(Env::real(), kData + "/family/" + seed);
     ASSERT_TRUE(file) << seed;
     const std::string config = file->substr(1);

@@ -3,8 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <nlohmann/json.hpp>
+#include <random>
 
+#include "engine/model/fuzz_drive.h"
 #include "engine/model/golden_run.h"
 
 namespace carrel {
@@ -49,6 +52,27 @@ Result<Graph> build(const Opened& o, const Json& config) {
   return family->build(o.source->format(), config.dump(), *o.weights, {});
 }
 
+const std::vector<Json>& lies() {
+  static const std::vector<Json> kLies = {nullptr,
+                                          0,
+                                          -1,
+                                          1,
+                                          3,
+                                          1 << 20,
+                                          2147483647,
+                                          4294967296LL,
+                                          1e300,
+                                          -0.5,
+                                          "x",
+                                          true,
+                                          Json::array(),
+                                          Json::array({1, 2}),
+                                          Json::array({"x"}),
+                                          Json::object(),
+                                          Json::object({{"rope_type", "nonsense"}})};
+  return kLies;
+}
+
 class LyingConfig : public testing::TestWithParam<const char*> {};
 
 TEST_P(LyingConfig, EndsInAnErrorOrAModel) {
@@ -56,26 +80,9 @@ TEST_P(LyingConfig, EndsInAnErrorOrAModel) {
   const Json config = Json::parse(o.source->config_json());
   const auto good = build(o, config);
   ASSERT_TRUE(good) << good.error().text();
-  const std::vector<Json> lies = {nullptr,
-                                  0,
-                                  -1,
-                                  1,
-                                  3,
-                                  1 << 20,
-                                  2147483647,
-                                  4294967296LL,
-                                  1e300,
-                                  -0.5,
-                                  "x",
-                                  true,
-                                  Json::array(),
-                                  Json::array({1, 2}),
-                                  Json::array({"x"}),
-                                  Json::object(),
-                                  Json::object({{"rope_type", "nonsense"}})};
   int refused = 0;
   for (const auto& [key, value] : config.items()) {
-    for (const Json& lie : lies) {
+    for (const Json& lie : lies()) {
       Json bad = config;
       bad[key] = lie;
       const auto graph = build(o, bad);
@@ -105,6 +112,28 @@ INSTANTIATE_TEST_SUITE_P(Families, LyingConfig,
                            }
                            return name;
                          });
+
+/// Several keys lie at once, sections included, over weights that have whatever is asked for.
+TEST(Family, LiesTogetherEndInAnErrorOrAModel) {
+  std::mt19937_64 random(5);
+  const std::vector<std::string> seeds = *Env::real()->list("engine/model/testdata/family");
+  const int n_rounds = std::getenv("CARREL_LONG") != nullptr ? 4000 : 200;
+  for (const std::string& seed : seeds) {
+    const std::string text = *read_file(Env::real(), "engine/model/testdata/family/" + seed);
+    const Json config = Json::parse(text.empty() ? "" : text.substr(1), nullptr, false);
+    if (!config.is_object() || config.size() < 3) continue;
+    for (int round = 0; round < n_rounds; ++round) {
+      Json bad = config;
+      for (uint64_t n = 1 + random() % 4; n > 0; --n) {
+        auto at = std::next(bad.begin(), static_cast<ptrdiff_t>(random() % bad.size()));
+        if (at->is_object() && !at->empty()) at = std::next(at->begin(), static_cast<ptrdiff_t>(random() % at->size()));
+        *at = random() % 4 != 0 ? lies()[random() % lies().size()] : Json(random() % 600);
+      }
+      const std::string bytes = text[0] + bad.dump();
+      EXPECT_TRUE(fuzz::family(std::as_bytes(std::span(bytes)))) << seed << " " << bad;
+    }
+  }
+}
 
 TEST(Family, ErrorsNameTensorAndKey) {
   const Opened o = open("models/llama");

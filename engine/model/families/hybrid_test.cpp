@@ -124,6 +124,21 @@ TEST(Hybrids, DerivedKeysOfQwenAndGranite) {
   expect_same_bits(logits(granite), logits(derived));
 }
 
+TEST(Hybrids, GraniteOfAttentionAloneNeedsNoMixer) {
+  Files files = files_of("models/granitemoehybrid_dense");
+  files = renamed(files, [](std::string name) {
+    if (name.starts_with("model.layers.1.")) return "model.layers.0." + name.substr(15);
+    if (name.starts_with("model.layers.0.")) return "unused." + name;
+    return name;
+  });
+  Json c = Json::parse(files.config);
+  c["num_hidden_layers"] = 1;
+  c["layer_types"] = {"attention"};
+  for (const char* key : {"mamba_n_heads", "mamba_d_head", "mamba_d_state", "mamba_conv_bias"}) c.erase(key);
+  files.config = c.dump();
+  EXPECT_EQ(logits(files).size(), 70u * 512u);
+}
+
 TEST(Hybrids, GptOssWindowsAreInEvenLayers) {
   const Files files = files_of("models/gpt_oss");
   Files derived = files;
