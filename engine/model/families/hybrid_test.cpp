@@ -6,6 +6,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "engine/model/families/rope.h"
 #include "engine/model/golden_run.h"
 #include "engine/model/safetensors.h"
 
@@ -177,6 +178,23 @@ TEST(Hybrids, JoinedExpertsOfQwen35) {
   Files joined = each;
   joined.weights = write_safetensors(out);
   expect_same_bits(logits(each), logits(joined));
+}
+
+/// The stored GGUF file was made so that rounding the range changes nothing; the published numbers are not so kind.
+TEST(Hybrids, GptOssGgufDoesNotRoundTheYarnRange) {
+  const auto source = open_source(Env::real(), kGolden + "gguf/gpt_oss.gguf");
+  ASSERT_TRUE(source);
+  Json c = Json::parse((*source)->config_json());
+  c["gpt-oss.rope.freq_base"] = 150000.0;
+  c["gpt-oss.rope.scaling.factor"] = 32.0;
+  c["gpt-oss.rope.scaling.original_context_length"] = 4096;
+  const auto weights = weights_from_source(**source, [](Form f) { return f; });
+  const auto graph = (*find_family(SourceFormat::kGguf, c.dump()))->build(SourceFormat::kGguf, c.dump(), *weights, {});
+  ASSERT_TRUE(graph) << graph.error().text();
+  YarnParams y{.factor = 32, .original_length = 4096, .beta_fast = 32, .beta_slow = 1, .truncate = false};
+  EXPECT_EQ(graph->ropes.at(0).inv_freq, yarn_frequencies(150000, 16, y));
+  y.truncate = true;
+  EXPECT_NE(graph->ropes.at(0).inv_freq, yarn_frequencies(150000, 16, y));
 }
 
 TEST(Hybrids, DraftLayersOfGgufAreLeftOut) {
