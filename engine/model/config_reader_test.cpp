@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 namespace carrel {
 namespace {
 
@@ -45,6 +47,16 @@ TEST(ConfigReader, RefusesEveryWrongType) {
     const ConfigReader c = reader(json);
     c.integers("k");
     EXPECT_FALSE(c.status()) << json;
+  }
+}
+
+TEST(ConfigReader, InfinityInAListIsWhatTheCallerSays) {
+  for (const char* text : {R"({"limit": [0.0, Infinity]})", R"({"limit": [0.0, {"__float__": "Infinity"}]})"}) {
+    const ConfigReader c = reader(text);
+    EXPECT_EQ(c.numbers("limit", INFINITY), (std::vector<double>{0, INFINITY}));
+    EXPECT_TRUE(c.status());
+    EXPECT_TRUE(c.numbers("limit").empty());
+    EXPECT_FALSE(c.status());
   }
 }
 

@@ -9,12 +9,6 @@ namespace {
 
 constexpr size_t kSlotAlignment = 64;
 
-std::string shape_text(const std::vector<int64_t>& shape) {
-  std::string out = "[";
-  for (size_t i = 0; i < shape.size(); ++i) out += (i ? ", " : "") + std::to_string(shape[i]);
-  return out + "]";
-}
-
 }  // namespace
 
 void GraphBuilder::error(Code code, const std::string& message, const std::string& where) {
@@ -29,26 +23,12 @@ bool GraphBuilder::check(bool condition, const std::string& message, const std::
 // ------------------------------------------------------------------ constants
 
 Matrix GraphBuilder::slice(const std::string& tensor, int64_t total_rows, int64_t row_begin, int64_t rows, int64_t cols) {
-  if (!ok()) return {};
-  const std::vector<int64_t> shape = weights_->shape(tensor);
-  if (shape.empty()) {
-    error(Code::kCorrupt, "the model has no such tensor, but its configuration asks for it", tensor);
-    return {};
-  }
-  int64_t have_rows = 1;
-  for (size_t i = 0; i + 1 < shape.size(); ++i) have_rows *= shape[i];
-  if (have_rows != total_rows || shape.back() != cols) {
-    error(Code::kCorrupt,
-          "shape " + shape_text(shape) + " where the configuration asks for " + std::to_string(total_rows) + " rows of " +
-              std::to_string(cols),
-          tensor);
-    return {};
-  }
   MatrixRequest request;
   request.tensor = tensor;
   request.row_begin = row_begin;
   request.n_rows = rows;
   request.n_cols = cols;
+  request.total_rows = total_rows;
   return matrix(request);
 }
 
@@ -61,17 +41,12 @@ Matrix GraphBuilder::matrix(const MatrixRequest& request) {
 }
 
 Matrix GraphBuilder::matrix(const std::string& tensor, int64_t rows, int64_t cols, int64_t unpair_rows) {
-  if (unpair_rows == 0) return slice(tensor, rows, 0, rows, cols);
-  if (!ok()) return {};
-  if (!check(weights_->shape(tensor) == std::vector<int64_t>{rows, cols},
-             "shape " + shape_text(weights_->shape(tensor)) + " where the configuration asks for " + shape_text({rows, cols}), tensor)) {
-    return {};
-  }
   MatrixRequest request;
   request.tensor = tensor;
   request.n_rows = rows;
   request.n_cols = cols;
   request.unpair_rows = unpair_rows;
+  request.total_rows = rows;
   return matrix(request);
 }
 

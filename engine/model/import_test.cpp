@@ -23,11 +23,15 @@ Status build_hook(SourceFormat format, const std::string& config, Weights& weigh
   return {};
 }
 
-/// The linear products of a graph, in order.
+/// The matrices of a graph, in order.
 std::vector<Matrix> matrices(const Graph& g) {
   std::vector<Matrix> out;
   for (const Node& n : g.nodes)
-    if (const auto* linear = std::get_if<node::Linear>(&n)) out.push_back(linear->w);
+    if (const auto* linear = std::get_if<node::Linear>(&n)) {
+      out.push_back(linear->w);
+    } else if (const auto* experts = std::get_if<node::Experts>(&n)) {
+      for (const Expert& e : experts->experts) out.insert(out.end(), {e.gate, e.up, e.down});
+    }
   return out;
 }
 
@@ -63,7 +67,11 @@ INSTANTIATE_TEST_SUITE_P(Golden, Import,
                          ::testing::Values("models/deepseek_v4/tiny_a", "models/deepseek_v4/tiny_b", "models/gemma3_text", "models/llama",
                                            "models/mistral", "models/qwen3", "models/qwen3_moe", "gguf/deepseek_v4-bf16.gguf",
                                            "gguf/deepseek_v4.gguf", "gguf/gemma3_text-mix.gguf", "gguf/llama-q4_0.gguf",
-                                           "gguf/llama256-q456_k.gguf", "gguf/qwen3_moe.gguf"));
+                                           "gguf/llama256-q456_k.gguf", "gguf/qwen3_moe.gguf", "models/lfm2", "models/lfm2_moe",
+                                           "models/qwen3_next", "models/qwen3_5_text", "models/qwen3_5_moe_text", "models/gpt_oss",
+                                           "models/gpt_oss/mxfp4", "models/granitemoehybrid", "models/granitemoehybrid_dense",
+                                           "gguf/lfm2_moe.gguf", "gguf/qwen3_next.gguf", "gguf/qwen3_5_moe_text.gguf",
+                                           "gguf/gpt_oss-mxfp4.gguf", "gguf/granitemoehybrid_dense.gguf"));
 
 TEST(ImportRefused, a_family_that_needs_another_type_is_refused_by_name) {
   FaultEnv env;

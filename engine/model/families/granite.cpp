@@ -124,13 +124,18 @@ void read_mlp_hf(const ConfigReader& c, DecoderSpec& s) {
   s.expert_width = static_cast<int>(c.integer("intermediate_size", 1, kMaxWidth));
 }
 
+/// Smaller models of the family are attention alone, and their mixer's keys mean nothing.
+bool any_recurrent(const DecoderSpec& s) {
+  return std::any_of(s.layers.begin(), s.layers.end(), [](const DecoderLayer& l) { return l.recurrent; });
+}
+
 DecoderSpec read_hf(const ConfigReader& c, Weights& weights, SsmSizes& m) {
   DecoderSpec s = read_decoder_hf(c, {.ffn_width = nullptr});
   s.prefix = find_prefix(weights);
   const char* key = c.has("layer_types") ? "layer_types" : "layers_block_type";
   if (!read_recurrent_types(c, key, {{"mamba", "linear_attention"}, {"attention", "full_attention"}}, s))
     c.error(Code::kCorrupt, "is missing", "layer_types");
-  m = read_mixer_hf(c, s.hidden);
+  if (any_recurrent(s)) m = read_mixer_hf(c, s.hidden);
   read_mlp_hf(c, s);
   s.attention_scale = scale_of(c, "attention_multiplier");
   s.embed_scale = scale_of(c, "embedding_multiplier");
@@ -145,9 +150,8 @@ DecoderSpec read_hf(const ConfigReader& c, Weights& weights, SsmSizes& m) {
   return s;
 }
 
-DecoderSpec read_gguf(const ConfigReader& c, Weights& weights, SsmSizes& m) {
-  const std::string arch = "granitehybrid", p = "granitehybrid.";
-  DecoderSpec s = read_decoder_gguf(c, arch, weights, {.recurrent_by_kv_heads = true});
+SsmSizes read_mixer_gguf(const ConfigReader& c, const std::string& p) {
+  SsmSizes m;
   const auto count = [&](const char* key) { return static_cast<int>(c.integer(p + key, 1, kMaxWidth)); };
   m.n_heads = count("ssm.time_step_rank");
   m.n_groups = count("ssm.group_count");
@@ -158,6 +162,14 @@ DecoderSpec read_gguf(const ConfigReader& c, Weights& weights, SsmSizes& m) {
   if (m.head_dim * int64_t{m.n_heads} != c.integer(inner, 1, kMaxWidth))
     c.error(Code::kCorrupt, "is no multiple of the mixer's heads", inner);
   check_sizes(c, m, inner.c_str());
+  return m;
+}
+
+DecoderSpec read_gguf(const ConfigReader& c, Weights& weights, SsmSizes& m) {
+  const std::string arch = "granitehybrid", p = "granitehybrid.";
+  DecoderSpec s = read_decoder_gguf(c, arch, weights, {.recurrent_by_kv_heads = true});
+  const auto count = [&](const char* key) { return static_cast<int>(c.integer(p + key, 1, kMaxWidth)); };
+  if (any_recurrent(s)) m = read_mixer_gguf(c, p);
   s.route.n_experts = static_cast<int>(c.integer_or(p + "expert_count", 0, 0, kMaxWidth));
   if (s.route.n_experts > 0) {
     s.route.top_k = count("expert_used_count");

@@ -23,6 +23,21 @@ TEST(Rope, YarnRampOfDeepseekV4) {
   }
 }
 
+// 5.3: the range of gpt-oss is not rounded, in either format; Hugging Face says so, GGUF has no key for it.
+TEST(Rope, YarnRampOfGptOss) {
+  const auto hf = section(R"({"rope_type": "yarn", "factor": 32, "original_max_position_embeddings": 4096, "truncate": false})");
+  const auto gguf = section(
+      R"({"gpt-oss.rope.scaling.type": "yarn", "gpt-oss.rope.scaling.factor": 32, "gpt-oss.rope.scaling.original_context_length": 4096})");
+  const auto plain = rope_frequencies(150000, 64);
+  for (const RopeSpec& s : {rope_from_section(hf, 150000, 64, 131072), rope_from_gguf(gguf, "gpt-oss", 150000, 64, 131072, false)}) {
+    EXPECT_NEAR(s.mscale, 1.34657, 1e-5);
+    for (size_t i = 0; i < 32; ++i) {
+      const double ramp = std::min(1.0, std::max(0.0, (static_cast<double>(i) - 8.0928) / (17.3980 - 8.0928)));
+      EXPECT_NEAR(s.inv_freq[i] / plain[i], ramp / 32 + 1 - ramp, 2e-5) << i;
+    }
+  }
+}
+
 TEST(Rope, Llama3KeepsHighAndDividesLow) {
   const auto c = section(
       R"({"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 8192})");
