@@ -70,7 +70,7 @@ class RecurrentMixer {
  public:
   virtual ~RecurrentMixer() = default;
   /// Declares the groups of its registers.
-  virtual void declare(GraphBuilder& b, int n_layers, DType kv_dtype) = 0;
+  virtual void declare(GraphBuilder& b, int n_layers) = 0;
   /// Layer i, the nth recurrent one: normed x to what is added to the residual stream. Values are named name + "…".
   virtual ValueId emit(DecoderParts& parts, int i, int nth, const std::string& name, ValueId x) = 0;
 };

@@ -12,7 +12,7 @@ void DecoderParts::declare_state() {
   }
   if (n_full > 0) full_group_ = b.add_group({"kv", StateKind::kCompressedKv, n_full, 1, row, 0, 0, kv_dtype_});
   if (n_window > 0) window_group_ = b.add_group({"window", StateKind::kWindow, n_window, 1, row, 0, window, kv_dtype_});
-  if (n_recurrent > 0) s.mixer->declare(b, n_recurrent, kv_dtype_);
+  if (n_recurrent > 0) s.mixer->declare(b, n_recurrent);
   b.set_state_layout();
 }
 

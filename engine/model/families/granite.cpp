@@ -30,8 +30,8 @@ class SsmMixer final : public RecurrentMixer {
  public:
   explicit SsmMixer(const SsmSizes& sizes) : m_(sizes) {}
 
-  void declare(GraphBuilder& b, int n_layers, DType kv_dtype) override {
-    conv_group_ = b.add_group(conv_registers(n_layers, m_.conv_width(), m_.kernel, kv_dtype));
+  void declare(GraphBuilder& b, int n_layers) override {
+    conv_group_ = b.add_group(conv_registers(n_layers, m_.conv_width(), m_.kernel));
     state_group_ = b.add_group({"ssm", StateKind::kRecurrent, n_layers, 0, m_.head_dim, m_.n_heads * m_.state_dim, 0, DType::kF32});
   }
 

@@ -19,9 +19,7 @@ class ShortConvMixer final : public RecurrentMixer {
   ShortConvMixer(int hidden, int kernel) : hidden_(hidden), kernel_(kernel) {}
 
   /// Registers: columns of B x, after the gate.
-  void declare(GraphBuilder& b, int n_layers, DType kv_dtype) override {
-    group_ = b.add_group(conv_registers(n_layers, hidden_, kernel_, kv_dtype));
-  }
+  void declare(GraphBuilder& b, int n_layers) override { group_ = b.add_group(conv_registers(n_layers, hidden_, kernel_)); }
 
   ValueId emit(DecoderParts& parts, int i, int nth, const std::string& name, ValueId x) override {
     GraphBuilder& b = parts.b;

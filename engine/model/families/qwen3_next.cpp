@@ -42,8 +42,8 @@ class DeltaMixer final : public RecurrentMixer {
  public:
   DeltaMixer(const DeltaSizes& sizes, Layout layout) : d_(sizes), layout_(layout) {}
 
-  void declare(GraphBuilder& b, int n_layers, DType kv_dtype) override {
-    conv_group_ = b.add_group(conv_registers(n_layers, d_.conv_width(), d_.kernel, kv_dtype));
+  void declare(GraphBuilder& b, int n_layers) override {
+    conv_group_ = b.add_group(conv_registers(n_layers, d_.conv_width(), d_.kernel));
     state_group_ = b.add_group({"delta", StateKind::kRecurrent, n_layers, 0, d_.v_dim, d_.n_v * d_.k_dim, 0, DType::kF32});
   }
 

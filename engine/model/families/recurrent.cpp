@@ -5,8 +5,8 @@
 
 namespace carrel {
 
-StateSpec conv_registers(int n_layers, int n_channels, int kernel, DType kv_dtype) {
-  return {"conv", StateKind::kRecurrent, n_layers, 0, n_channels, kernel - 1, 0, kv_dtype};
+StateSpec conv_registers(int n_layers, int n_channels, int kernel) {
+  return {"conv", StateKind::kRecurrent, n_layers, 0, n_channels, kernel - 1, 0, DType::kF32};
 }
 
 const float* conv_taps(GraphBuilder& b, const std::string& tensor, int n_channels, int kernel) {
