@@ -19,12 +19,26 @@ struct TypeRow {
 };
 
 constexpr std::array kTypes = {
-    TypeRow{DType::kF32, "F32", {1, 4}},        TypeRow{DType::kF16, "F16", {1, 2}},       TypeRow{DType::kBF16, "BF16", {1, 2}},
-    TypeRow{DType::kI32, "I32", {1, 4}},        TypeRow{DType::kI64, "I64", {1, 8}},       TypeRow{DType::kQ4_0, "Q4_0", {32, 18}},
-    TypeRow{DType::kQ4_1, "Q4_1", {32, 20}},    TypeRow{DType::kQ5_0, "Q5_0", {32, 22}},   TypeRow{DType::kQ5_1, "Q5_1", {32, 24}},
-    TypeRow{DType::kQ8_0, "Q8_0", {32, 34}},    TypeRow{DType::kQ4_K, "Q4_K", {256, 144}}, TypeRow{DType::kQ5_K, "Q5_K", {256, 176}},
-    TypeRow{DType::kQ6_K, "Q6_K", {256, 210}},  TypeRow{DType::kMXFP4, "MXFP4", {32, 17}}, TypeRow{DType::kF8E4M3, "F8_E4M3", {1, 1}},
-    TypeRow{DType::kF8E8M0, "F8_E8M0", {1, 1}}, TypeRow{DType::kU8, "U8", {1, 1}},         TypeRow{DType::kI8, "I8", {1, 1}},
+    TypeRow{DType::kF32, "F32", {1, 4}},
+    TypeRow{DType::kF16, "F16", {1, 2}},
+    TypeRow{DType::kBF16, "BF16", {1, 2}},
+    TypeRow{DType::kI32, "I32", {1, 4}},
+    TypeRow{DType::kI64, "I64", {1, 8}},
+    TypeRow{DType::kQ4_0, "Q4_0", {32, 18}},
+    TypeRow{DType::kQ4_1, "Q4_1", {32, 20}},
+    TypeRow{DType::kQ5_0, "Q5_0", {32, 22}},
+    TypeRow{DType::kQ5_1, "Q5_1", {32, 24}},
+    TypeRow{DType::kQ8_0, "Q8_0", {32, 34}},
+    TypeRow{DType::kQ4_K, "Q4_K", {256, 144}},
+    TypeRow{DType::kQ5_K, "Q5_K", {256, 176}},
+    TypeRow{DType::kQ6_K, "Q6_K", {256, 210}},
+    TypeRow{DType::kMXFP4, "MXFP4", {32, 17}},
+    TypeRow{DType::kF8E4M3, "F8_E4M3", {1, 1}},
+    TypeRow{DType::kF8E8M0, "F8_E8M0", {1, 1}},
+    TypeRow{DType::kU8, "U8", {1, 1}},
+    TypeRow{DType::kI8, "I8", {1, 1}},
+    TypeRow{DType::kPackedKv, "PACKED_KV", {512, 584}},
+    TypeRow{DType::kPackedIndex, "PACKED_INDEX", {128, 68}},
 };
 
 const TypeRow& row_of(DType type) {

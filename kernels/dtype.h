@@ -31,6 +31,8 @@ enum class DType : uint8_t {  // numbers reach the model store: never change the
   kF8E8M0 = 21,
   kU8 = 22,  // bytes, or two e2m1 each
   kI8 = 23,
+  kPackedKv = 40,  // state rows only (packed_rows.h); the shapes here are those of the published geometry
+  kPackedIndex = 41,
 };
 
 /// Values per block and bytes per block (plain types: 1 value).

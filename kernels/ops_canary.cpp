@@ -8,6 +8,7 @@
 
 #include "base/hash.h"
 #include "kernels/ops.h"
+#include "kernels/packed_rows.h"
 
 namespace carrel {
 namespace {
@@ -51,6 +52,7 @@ class Canary {
     streams();
     states();
     for (const DType columns : {DType::kF32, DType::kBF16}) recurrent(columns);
+    packed_states();
     return to_hex(sha_.finish());
   }
 
@@ -184,10 +186,11 @@ class Canary {
     for (const auto* v : {&y, &post, &comb, &out}) add(*v);
   }
 
-  StateRows group(int row_elems, int ratio, int tail_rows = 0) {
-    RowLayout layout{ops_.kv_dtype(), row_elems, ratio ? kBlock / ratio : tail_rows, ratio, 0, 0};
+  StateRows group(int row_elems, int ratio, int tail_rows = 0) { return group(ops_.kv_dtype(), row_elems, ratio, tail_rows); }
+  StateRows group(DType dtype, int row_elems, int ratio, int tail_rows) {
+    RowLayout layout{dtype, row_elems, ratio ? kBlock / ratio : tail_rows, ratio, 0, 0};
     if (ratio == 0) layout.dtype = DType::kF32;
-    layout.row_stride_bytes = bytes_of(layout.dtype, static_cast<size_t>(row_elems));
+    layout.row_stride_bytes = row_bytes(layout.dtype, row_elems);
     layout.layer_stride_bytes = layout.row_stride_bytes * static_cast<size_t>(layout.rows_per_page);
     auto& pages = pages_.emplace_back();
     for (int b = 0; b < 3; ++b) pages.push_back(state_.emplace_back(layout.layer_stride_bytes, std::byte{0xFF}).data());
@@ -195,9 +198,43 @@ class Canary {
     return {static_cast<int>(tables_.size()) - 1, 0, layout};
   }
 
+  /// One layer over packed rows: rounded on the way in, and the indexer's queries with them.
+  void packed_states() {
+    constexpr int kDim = 128, kIndexDim = 32, kHeads = 3, kTop = 5, kRatio = 4;
+    const StateRows window = group(DType::kPackedKv, kDim, 1, 0), rows = group(DType::kPackedKv, kDim, kRatio, 0),
+                    keys = group(DType::kPackedIndex, kIndexDim, kRatio, 0);
+    std::vector<float> slot(2 * kRatio * (kDim + kIndexDim));
+    const std::vector<double> inv_freq = {1.0, 0.01};
+    const std::vector<float> ape = noise_.floats(kRatio * kDim), norm = noise_.floats(kDim), sinks = noise_.floats(kHeads);
+    const auto pool = [&](int n, int dim, size_t ring_begin, const StateRows& to, const Batch& batch) {
+      const CompressArgs args{kRatio, dim, false, ape.data(), norm.data(), 1e-6f, dim - 4, 4, &inv_freq, 0};
+      const std::vector<float> c = noise_.floats(n * dim), z = noise_.floats(n * dim, 3.0f);
+      ops_.compress(c.data(), z.data(), args, {ring_begin * sizeof(float), kRatio, 2 * dim}, to, to, batch);
+    };
+    int n_past = 0;
+    for (const int n : kSteps) {
+      const SeqStep seq{0, n, n_past, tables_, reinterpret_cast<std::byte*>(slot.data())};
+      std::vector<int32_t> positions, zeros(static_cast<size_t>(n), 0);
+      for (int i = 0; i < n; ++i) positions.push_back(n_past + i);
+      const Batch batch{n, kBlock, zeros, positions, zeros, std::span(&seq, 1), {}};
+      const std::vector<float> kv = noise_.floats(n * kDim), qi = noise_.floats(n * kHeads * kIndexDim), w = noise_.floats(n * kHeads),
+                               q = noise_.floats(n * kHeads * kDim, 2.0f);
+      std::vector<float> y(q.size());
+      std::vector<int32_t> selected(static_cast<size_t>(n * kTop));
+      ops_.store_rows(kv.data(), kDim, 0, window, batch);
+      pool(n, kDim, 0, rows, batch);
+      pool(n, kIndexDim, 2 * kRatio * kDim, keys, batch);
+      ops_.index_topk(qi.data(), w.data(), kHeads, kIndexDim, kTop, keys, batch, selected.data());
+      add(selected);
+      ops_.sparse_attention(q.data(), window, &rows, selected.data(), kTop, {kHeads, kDim, 0.2f, 33, sinks.data()}, batch, y.data());
+      add(y);
+      n_past += n;
+    }
+  }
+
   void states() {
     constexpr int kDim = 24, kHeads = 6, kTop = 9;
-    pages_.reserve(8);
+    pages_.reserve(16);
     const StateRows plain = group(2 * 2 * kDim, 1), window = group(kDim, 1), rows = group(kDim, 4), tail = group(2 * kDim, 0, 4);
     std::vector<float> slot(8 * 4 * kDim);
     const std::vector<double> inv_freq = {1.0, 0.01};

@@ -120,7 +120,8 @@ struct V4Case {
 Pipeline v4_pipeline(const V4Case& c, DType dtype, DType tail_dtype) {
   Pipeline p;
   const int main_ring = 8 * 2 * 2 * c.dim, index_ring = 8 * 2 * 2 * c.index_dim, hca_ring = c.hca_ratio * 2 * c.dim;
-  p.shapes = {shape_of(dtype, c.dim, 1, kBlock), shape_of(dtype, c.dim, 4, kBlock), shape_of(dtype, c.index_dim, 4, kBlock),
+  const DType index_dtype = dtype == DType::kPackedKv ? DType::kPackedIndex : dtype;
+  p.shapes = {shape_of(dtype, c.dim, 1, kBlock), shape_of(dtype, c.dim, 4, kBlock), shape_of(index_dtype, c.index_dim, 4, kBlock),
               shape_of(dtype, c.dim, c.hca_ratio, kBlock), shape_of(tail_dtype, 2 * c.dim + 2 * c.index_dim, 0, kBlock, 2, 4)};
   p.slot_floats = static_cast<size_t>(main_ring + index_ring + hca_ring);
   p.window_group = 0;
@@ -165,6 +166,8 @@ struct Named {
   std::vector<int> lengths;
 };
 
+constexpr V4Case kPackedCase = {4, 192, 4, 64, 8, 64, 16};
+
 std::vector<Named> cases(DType dtype) {
   std::vector<Named> all;
   const AttentionCase attention[] = {
@@ -177,6 +180,7 @@ std::vector<Named> cases(DType dtype) {
   const V4Case v4[] = {{4, 64, 4, 48, 8, 64, 16}, {3, 20, 2, 12, 3, 24, 64}, {20, 36, 5, 16, 100, 128, 8}};
   for (const V4Case& c : v4) all.push_back({"v4 " + std::to_string(c.dim), v4_pipeline(c, dtype, DType::kF32), {1, 5, 131, 300}});
   all.push_back({"v4 bf16 tail", v4_pipeline(v4[0], dtype, DType::kBF16), {200, 64}});
+  all.push_back({"v4 packed", v4_pipeline(kPackedCase, DType::kPackedKv, DType::kF32), {1, 5, 131, 300}});
   all.push_back({"v4 long", v4_pipeline({2, 16, 2, 8, 1100, 16, 8}, dtype, DType::kF32), {9000}});
   return all;
 }
@@ -190,13 +194,41 @@ TEST_P(SetTest, agrees_with_the_reference) {
   ThreadTeam team(2);
   const auto reference = make(OpSet::kReference, nullptr), ops = make(GetParam(), &team);
   for (const Named& c : cases(kv())) {
-    if (c.lengths[0] > 3000) continue;  // the reference is slow; bits are compared below
+    if (c.lengths[0] > 3000) continue;     // the reference is slow; bits are compared below
+    if (c.name == "v4 packed") continue;  // rounds much more coarsely: below
     SCOPED_TRACE(c.name);
     Inputs in(c.lengths);
     const std::vector<Step> steps = random_schedule(c.lengths, 3, 200);
     // bf16 rows are rounded once more after sums that differ in the last bit: one bf16 step
     expect_close(run(c.pipeline, *ops, steps, in), run(c.pipeline, *reference, steps, in), kv() == DType::kBF16 ? 4e-3f : 3e-6f);
   }
+}
+
+/// Sums that differ in the last bit can round to neighbouring codes of 4 and 8 bits: most outputs agree as ever, a few by a step of those.
+TEST_P(SetTest, packed_rows_agree_with_the_reference) {
+  ThreadTeam team(2);
+  const auto reference = make(OpSet::kReference, nullptr), ops = make(GetParam(), &team);
+  const Pipeline pipeline = v4_pipeline(kPackedCase, DType::kPackedKv, DType::kF32);
+  const std::vector<int> lengths = {300, 150};
+  Inputs in(lengths);
+  const std::vector<Step> steps = random_schedule(lengths, 3, 200);
+  const Outputs got = run(pipeline, *ops, steps, in), want = run(pipeline, *reference, steps, in);
+  int64_t n = 0, n_off = 0, n_choices = 0, n_other = 0;
+  for (const auto& [key, v] : want.all()) {
+    const std::vector<float>& w = got.all().at(key);
+    for (size_t i = 0; i < v.size(); ++i) {
+      if (key.second == kSelected) {
+        n_choices++;
+        n_other += std::bit_cast<int32_t>(v[i]) != std::bit_cast<int32_t>(w[i]);
+        continue;
+      }
+      n++;
+      n_off += !(std::fabs(v[i] - w[i]) <= 1e-5f);
+      ASSERT_NEAR(v[i], w[i], 0.3f) << "output " << key.second << " " << i;
+    }
+  }
+  EXPECT_LE(n_other, n_choices / 100);
+  EXPECT_LE(n_off, n / 50);
 }
 
 TEST_P(SetTest, bits_do_not_depend_on_schedule_threads_or_path) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kernels/ops.h"
+#include "kernels/packed_rows.h"
 
 namespace carrel::test {
 
@@ -37,7 +38,7 @@ inline GroupShape shape_of(DType dtype, int row_elems, int ratio, int block_size
   g.layout.row_elems = row_elems;
   g.layout.ratio = ratio;
   g.layout.rows_per_page = ratio == 0 ? tail_rows : block_size / ratio;
-  g.layout.row_stride_bytes = bytes_of(dtype, static_cast<size_t>(row_elems));
+  g.layout.row_stride_bytes = row_bytes(dtype, row_elems);
   g.layout.layer_stride_bytes = (g.layout.row_stride_bytes * static_cast<size_t>(g.layout.rows_per_page) + 63) / 64 * 64;
   g.page_bytes = g.layout.layer_stride_bytes * static_cast<size_t>(n_layers);
   return g;

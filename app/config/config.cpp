@@ -276,8 +276,8 @@ Status Config::check_whole() const {
                 origin("cache.prefix_reuse.require_state_complete"));
   if (text("devices.determinism") == "relaxed") return fail(Code::kUnsupported, "devices.determinism: relaxed does not exist in this version; every kernel keeps strict bits", origin("devices.determinism"));
   if (text("devices.backend") == "cuda") return fail(Code::kUnsupported, "devices.backend: cuda is not in this version; use auto or cpu", origin("devices.backend"));
-  if (const std::string& kv = text("model.kv_dtype"); kv != "auto" && kv != "f32" && kv != "bf16")
-    return fail(Code::kUnsupported, "model.kv_dtype: " + kv + " is not in this version; use auto, f32 or bf16", origin("model.kv_dtype"));
+  if (const std::string& kv = text("model.kv_dtype"); kv != "auto" && kv != "f32" && kv != "bf16" && kv != "packed")
+    return fail(Code::kUnsupported, "model.kv_dtype: " + kv + " is not in this version; use auto, f32, bf16 or packed", origin("model.kv_dtype"));
   return {};
 }
 

@@ -27,7 +27,7 @@ constexpr Setting kSettings[] = {
      "auto: what the model file says; hybrid: refuse to start unless the model really mixes attention kinds."},
     {"model.max_sequence_length", kInteger, "auto", "16..16777216", true, kRestart, true, "Longest prompt plus answer in tokens; auto: the model's own."},
     {"model.quantization", kChoice, "none", "none|int8|fp8|int4", false, kRestart, false, "Quantize unquantized weights when they are loaded."},
-    {"model.kv_dtype", kChoice, "auto", "auto|f32|bf16|fp8|int8|packed", false, kRestart, true, "Stored form of cache rows; auto: bf16 (fast ops) or f32. fp8, int8 and packed come later."},
+    {"model.kv_dtype", kChoice, "auto", "auto|f32|bf16|fp8|int8|packed", false, kRestart, true, "Stored form of cache rows; auto: bf16 (fast ops) or f32. packed: the published rounding rows of deepseek_v4, other results than the plain forms. fp8 and int8 come later."},
     {"model.chat_template", kText, "", "", false, kRestart, true, "File with a chat template that replaces the model's own, or serves a model without one."},
     {"model.verify", kChoice, "full", "full|sampled", false, kRestart, true, "Check every tensor's SHA-256 before serving, or a sample now and the rest in the background."},
     {"devices.backend", kChoice, "auto", "auto|cpu|cuda", false, kRestart, true, "Where the model runs; cuda refuses to start in this version."},

@@ -86,7 +86,7 @@ TEST_P(LyingConfig, EndsInAnErrorOrAModel) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, LyingConfig,
-                         testing::Values("models/deepseek_v4/tiny_a", "models/deepseek_v4/tiny_b", "models/gemma3_text", "models/llama",
+                         testing::Values("models/deepseek_v4/tiny_a", "models/deepseek_v4/tiny_a_native", "models/deepseek_v4/tiny_b", "models/gemma3_text", "models/llama",
                                          "models/mistral", "models/qwen3", "models/qwen3_moe", "gguf/deepseek_v4-bf16.gguf",
                                          "gguf/gemma3_text-mix.gguf", "gguf/llama.gguf", "gguf/qwen3_moe.gguf"),
                          [](const auto& info) {

@@ -60,7 +60,7 @@ TEST_P(Import, a_family_builds_the_same_from_the_store) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Golden, Import,
-                         ::testing::Values("models/deepseek_v4/tiny_a", "models/deepseek_v4/tiny_b", "models/gemma3_text", "models/llama",
+                         ::testing::Values("models/deepseek_v4/tiny_a", "models/deepseek_v4/tiny_a_native", "models/deepseek_v4/tiny_b", "models/gemma3_text", "models/llama",
                                            "models/mistral", "models/qwen3", "models/qwen3_moe", "gguf/deepseek_v4-bf16.gguf",
                                            "gguf/deepseek_v4.gguf", "gguf/gemma3_text-mix.gguf", "gguf/llama-q4_0.gguf",
                                            "gguf/llama256-q456_k.gguf", "gguf/qwen3_moe.gguf"));

@@ -44,7 +44,8 @@ Result<DType> kv_dtype_of(const std::string& name, const Ops& ops) {
   if (name == "auto") return ops.kv_dtype();
   if (name == "f32") return DType::kF32;
   if (name == "bf16") return DType::kBF16;
-  return fail(Code::kUnsupported, "is " + name + "; this version stores auto, f32 or bf16", "model.kv_dtype");
+  if (name == "packed") return DType::kPackedKv;
+  return fail(Code::kUnsupported, "is " + name + "; this version stores auto, f32, bf16 or packed", "model.kv_dtype");
 }
 
 }  // namespace
@@ -112,6 +113,9 @@ Result<std::unique_ptr<Model>> Model::load(Env* env, const ModelLocation& from, 
   }
   CARREL_ASSIGN(i->family, find_family(i->source->format(), i->source->config_json()));
   CARREL_ASSIGN(const DType kv, kv_dtype_of(options.kv_dtype, *i->ops));
+  if (kv == DType::kPackedKv && i->family->name != "deepseek_v4")
+    return fail(Code::kUnsupported, "packed is the row format of deepseek_v4, this model is " + std::string(i->family->name) + "; use auto, f32 or bf16",
+                "model.kv_dtype");
   CARREL_ASSIGN(i->graph, i->family->build(i->source->format(), i->source->config_json(), *i->weights, {.kv_dtype = kv}));
   if (options.max_sequence_length > 0) i->graph.max_positions = static_cast<int>(std::min<int64_t>(options.max_sequence_length, i->graph.max_positions));
   CARREL_TRY(i->load_text(env, options.chat_template_file));

@@ -22,7 +22,7 @@ struct ModelOptions {
   std::string name;                // as the API shows it
   OpSet ops = OpSet::kFast;
   int threads = 0;                 // 0: all cores
-  std::string kv_dtype = "auto";   // auto, f32, bf16
+  std::string kv_dtype = "auto";   // auto, f32, bf16, packed (deepseek_v4)
   std::string chat_template_file;  // replaces the model's own
   int64_t max_sequence_length = 0; // 0: the model's
   bool verify_full = true;         // model.verify

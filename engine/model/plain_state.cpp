@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "engine/model/graph.h"
+#include "kernels/packed_rows.h"
 
 namespace carrel {
 
@@ -72,7 +73,7 @@ void PlainSequence::commit() {
 std::vector<float> PlainSequence::row(int group, int layer, int64_t r) const {
   StateRows rows{group, layer, layout_of(model_->groups[static_cast<size_t>(group)], model_->block_size)};
   std::vector<float> out(static_cast<size_t>(rows.layout.row_elems));
-  to_f32(rows.layout.dtype, {rows.row(step_, r), rows.layout.row_stride_bytes}, out);
+  unpack_row(rows.layout.dtype, rows.row(step_, r), rows.layout.row_elems, out.data());
   return out;
 }
 

@@ -3,6 +3,8 @@
 
 #include <numeric>
 
+#include "kernels/packed_rows.h"
+
 namespace carrel {
 
 namespace {
@@ -46,7 +48,7 @@ RowLayout layout_of(const StateSpec& spec, int block_size) {
   out.row_elems = spec.row_elems;
   out.ratio = spec.ratio;
   out.rows_per_page = spec.ratio > 0 ? block_size / spec.ratio : spec.n_rows;
-  out.row_stride_bytes = bytes_of(spec.dtype, static_cast<size_t>(spec.row_elems));
+  out.row_stride_bytes = row_bytes(spec.dtype, spec.row_elems);
   out.layer_stride_bytes = round_up(out.row_stride_bytes * static_cast<size_t>(out.rows_per_page), kLayerAlignment);
   return out;
 }

@@ -185,7 +185,12 @@ void ReferenceOps::experts(std::span<const Expert> experts, Act act, float limit
 // Indexer (2.8), here because it shares the ranking with route().
 void ReferenceOps::index_topk(const float* q, const float* w, int n_heads, int dim, int top_k, const StateRows& keys, const Batch& batch,
                               int32_t* selected) {
-  std::vector<float> key(static_cast<size_t>(dim)), score;
+  std::vector<float> key(static_cast<size_t>(dim)), score, rounded;
+  for (int i = 0; keys.layout.dtype == DType::kPackedIndex && i < batch.n_tokens * n_heads; ++i) {
+    const std::vector<float> head = turned_and_rounded(q + static_cast<ptrdiff_t>(i) * dim, dim);
+    rounded.insert(rounded.end(), head.begin(), head.end());
+  }
+  if (!rounded.empty()) q = rounded.data();
   for (int t = 0; t < batch.n_tokens; ++t, selected += top_k) {
     const SeqStep& seq = batch.seqs[static_cast<size_t>(batch.seq_of[static_cast<size_t>(t)])];
     const int n_visible = (batch.positions[static_cast<size_t>(t)] + 1) / keys.layout.ratio;

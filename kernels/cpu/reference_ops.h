@@ -13,6 +13,12 @@ void read_row(const std::byte* row, DType dtype, int begin, int n, float* out);
 /// Rounds to the row's dtype and stores.
 void write_row(std::byte* row, DType dtype, int begin, int n, const float* in);
 
+/// Of packed rows, which are read and written whole (n: their elements), by the words of docs/formats/kv_packed.md.
+void read_packed_row(const std::byte* row, DType dtype, int n, float* out);
+void write_packed_row(std::byte* row, DType dtype, int n, const float* in);
+/// What an indexer's query goes through before it meets packed keys.
+std::vector<float> turned_and_rounded(const float* q, int n);
+
 class ReferenceOps final : public Ops {
  public:
   std::string name() const override { return "reference"; }

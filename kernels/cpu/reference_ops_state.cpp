@@ -8,12 +8,14 @@
 namespace carrel::cpu {
 
 void read_row(const std::byte* row, DType dtype, int begin, int n, float* out) {
+  if (dtype == DType::kPackedKv || dtype == DType::kPackedIndex) return read_packed_row(row, dtype, n, out);
   for (int k = 0; k < n; ++k) {
     out[k] = dtype == DType::kF32 ? reinterpret_cast<const float*>(row)[begin + k] : bf16_to_f32(reinterpret_cast<const uint16_t*>(row)[begin + k]);
   }
 }
 
 void write_row(std::byte* row, DType dtype, int begin, int n, const float* in) {
+  if (dtype == DType::kPackedKv || dtype == DType::kPackedIndex) return write_packed_row(row, dtype, n, in);
   for (int k = 0; k < n; ++k) {
     if (dtype == DType::kF32) {
       reinterpret_cast<float*>(row)[begin + k] = in[k];

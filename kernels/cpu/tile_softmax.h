@@ -53,7 +53,14 @@ class TileSoftmax {
   /// in float32.
   TileSoftmax(const VectorKernels& kernels, ThreadScratch& scratch, const float* q, int64_t stride, int n_tokens, int n_heads, int dim,
               float scale, bool codes)
-      : k_(kernels), n_tokens_(n_tokens), n_heads_(n_heads), dim_(dim), padded_(padded_dim(dim)), n_words_((dim + 1) / 2), scale_(scale) {
+      : k_(kernels),
+        scratch_(scratch),
+        n_tokens_(n_tokens),
+        n_heads_(n_heads),
+        dim_(dim),
+        padded_(padded_dim(dim)),
+        n_words_((dim + 1) / 2),
+        scale_(scale) {
     const auto n_rows = static_cast<size_t>(n_tokens) * static_cast<size_t>(n_heads);
     scores_ = scratch.scores.get(n_rows * kKeyBlock);
     const int width = n_heads * dim;
@@ -106,8 +113,9 @@ class TileSoftmax {
       k_.encode_keys(rows, source.key_begin, dim_, lo, hi, bits_, key_codes_, key_scales_);
       k_.encode_values(rows, source.value_begin, dim_, lo, hi, value_codes_, value_scales_);
     } else {
-      k_.load_keys(rows, source.dtype, source.key_begin, dim_, lo, hi, keys_);
-      k_.load_values(rows, source.dtype, source.value_begin, dim_, lo, hi, values_);
+      const DType type = readable_rows(source.dtype, dim_, lo, hi, rows, scratch_);
+      k_.load_keys(rows, type, source.key_begin, dim_, lo, hi, keys_);
+      k_.load_values(rows, type, source.value_begin, dim_, lo, hi, values_);
     }
     for (int t = 0; t < n_tokens_; t += kStrip) score_strip(t, std::min(kStrip, n_tokens_ - t), base, seen);
     if (all_whole) return add_scores(part, 0, n_tokens_, 0, kKeyBlock);
@@ -169,6 +177,7 @@ class TileSoftmax {
   }
 
   const VectorKernels& k_;
+  ThreadScratch& scratch_;
   const float* q_ = nullptr;  // without codes: [n_tokens * n_heads][dim]
   int n_tokens_, n_heads_, dim_, padded_, n_words_;
   float scale_;

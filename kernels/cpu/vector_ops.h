@@ -51,6 +51,7 @@ struct TokenTile {
 struct ThreadScratch {
   Floats queries, scores, keys, values, partial, total;  // attention
   Floats rows;                                           // other ops
+  Floats unpacked;                                       // a block of packed rows
   std::vector<int32_t> codes;                            // attention on integers
   std::vector<uint64_t> ranks;
   std::vector<const float*> pointers;
@@ -160,6 +161,9 @@ void VectorOps::spread(int64_t n, int64_t grain, const F& fn) {
   }
   team_->run(n, grain, [&fn](int64_t begin, int64_t end) { fn(begin, end); });
 }
+
+/// Rows [lo, hi) of a block in the type that kernels read: packed ones are unpacked first, and their pointers changed.
+DType readable_rows(DType type, int n_elements, int lo, int hi, const std::byte** rows, ThreadScratch& scratch);
 
 /// Ascending order of these keys is: larger score first, then lower index; -0 equals 0, NaN comes last.
 inline uint64_t rank_key(float score, uint32_t index) {

@@ -4,6 +4,7 @@
 
 #include "kernels/cpu/math.h"
 #include "kernels/cpu/vector_ops.h"
+#include "kernels/packed_rows.h"
 
 namespace carrel::cpu {
 namespace {
@@ -101,7 +102,9 @@ void VectorOps::softcap(float cap, int64_t n, float* x) {
 }
 
 void VectorOps::store_row(const float* x, int n, int col, DType dtype, std::byte* row) const {
-  if (dtype == DType::kF32) {
+  if (is_packed(dtype)) {
+    pack_row(dtype, x, n, row);  // whole rows only
+  } else if (dtype == DType::kF32) {
     std::memcpy(row + static_cast<size_t>(col) * sizeof(float), x, static_cast<size_t>(n) * sizeof(float));
   } else {
     k_.to_bf16(x, n, reinterpret_cast<uint16_t*>(row) + col);

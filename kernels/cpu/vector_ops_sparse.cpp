@@ -5,8 +5,20 @@
 #include <numeric>
 
 #include "kernels/cpu/tile_softmax.h"
+#include "kernels/packed_rows.h"
 
 namespace carrel::cpu {
+
+DType readable_rows(DType type, int n_elements, int lo, int hi, const std::byte** rows, ThreadScratch& scratch) {
+  if (!is_packed(type)) return type;
+  float* memory = scratch.unpacked.get(static_cast<size_t>(hi - lo) * static_cast<size_t>(n_elements));
+  for (int i = lo; i < hi; ++i, memory += n_elements) {
+    unpack_row(type, rows[i], n_elements, memory);
+    rows[i] = reinterpret_cast<const std::byte*>(memory);
+  }
+  return DType::kF32;
+}
+
 namespace {
 
 constexpr int64_t kSplit = 1024;  // ranks per partial sum
@@ -118,7 +130,8 @@ struct Indexer {
       const int n = static_cast<int>(std::min<int64_t>(kKeyBlock, end - base));
       const std::byte* rows[kKeyBlock];
       for (int i = 0; i < n; ++i) rows[i] = keys.row(*t.seq, base + i);
-      k.load_keys(rows, keys.layout.dtype, 0, dim, 0, n, kt);
+      const DType type = readable_rows(keys.layout.dtype, dim, 0, n, rows, scratch);
+      k.load_keys(rows, type, 0, dim, 0, n, kt);
       k.product(t.n * n_heads, kKeyBlock / 16, dim, q + static_cast<ptrdiff_t>(t.row) * n_heads * dim, dim, kt, kKeyBlock, dots, kKeyBlock,
                 nullptr);
       for (int i = 0; i < t.n; ++i) {
@@ -143,6 +156,15 @@ struct Indexer {
 
 void VectorOps::index_topk(const float* q, const float* w, int n_heads, int dim, int top_k, const StateRows& keys, const Batch& batch,
                            int32_t* selected) {
+  if (is_packed(keys.layout.dtype)) {  // queries are rounded as the keys are
+    const int64_t n = int64_t{batch.n_tokens} * n_heads * dim;
+    float* rounded = step_buffer2_.get(static_cast<size_t>(n));
+    spread(int64_t{batch.n_tokens} * n_heads, 64, [&](int64_t begin, int64_t end) {
+      std::copy(q + begin * dim, q + end * dim, rounded + begin * dim);
+      for (int64_t i = begin; i < end; ++i) round_index_query(rounded + i * dim, dim);
+    });
+    q = rounded;
+  }
   const Indexer indexer{k_, q, w, n_heads, dim, top_k, keys};
   make_tiles(batch, std::max(1, kTileQueries / n_heads));
   const auto choose = [&](const TokenTile& t, const float* scores, int64_t stride, ThreadScratch& scratch) {

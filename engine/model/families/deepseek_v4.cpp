@@ -1,8 +1,8 @@
 // DeepSeek-V4 (architectures reference, section 2): four or so residual streams mixed by mHC; attention over a window in every layer plus
 // compressed rows chosen by an indexer (CSA) or all of them (HCA); hash-routed and scored experts.
 //
-// Reads both config dialects, the three spellings of tensor names (2.2) and GGUF `deepseek4`. FP8/FP4 checkpoints are refused by name;
-// `mtp.*` (draft layers) is not read.
+// Reads both config dialects, the three spellings of tensor names (2.2), each with plain weights or with e4m3 and packed e2m1 ones whose
+// scales lie beside (2.3), and GGUF `deepseek4`. Which a weight is, its tensor says. `mtp.*` (draft layers) is not read.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -13,6 +13,7 @@
 #include "engine/model/families/families.h"
 #include "engine/model/families/rope.h"
 #include "engine/model/graph_builder.h"
+#include "kernels/packed_rows.h"
 
 namespace carrel {
 
@@ -103,13 +104,28 @@ void hash_layers_from_hf(const ConfigReader& c, int n_layers, V4Config& out) {
   }
 }
 
-void refuse_native_quantization(const ConfigReader& c) {
-  if (!c.has("quantization_config") && !c.has("expert_dtype")) return;
-  const std::string method = c.section("quantization_config").text_or("quant_method", "fp8");
-  c.error(Code::kUnsupported,
-          "the weights are stored as " + method + (c.has("expert_dtype") ? " with " + c.text("expert_dtype") + " experts" : "") +
-              ", which a later version of Carrel reads; use a BF16 copy of the model or a GGUF file",
-          "quantization_config");
+/// What the published checkpoints say of their weights; anything else would be read wrongly.
+void check_quantization(const ConfigReader& c) {
+  const std::string experts = c.text_or("expert_dtype", "fp8");
+  if (experts != "fp4" && experts != "fp8")
+    c.error(Code::kUnsupported, "'" + experts + "' is no type of experts that is read", "expert_dtype");
+  if (!c.has("quantization_config")) return;
+  const ConfigReader q = c.section("quantization_config");
+  const auto only = [&](const char* key, std::initializer_list<std::string_view> known) {
+    const std::string is = q.text_or(key, std::string(*known.begin()));
+    if (std::find(known.begin(), known.end(), is) != known.end()) return;
+    c.error(Code::kUnsupported,
+            "'" + is +
+                "' is not read, only fp8 weights of e4m3 in blocks of 128 x 128; use such a copy of the model, a "
+                "BF16 copy or a GGUF file",
+            "quantization_config." + std::string(key));
+  };
+  only("quant_method", {"fp8"});
+  only("fmt", {"e4m3"});
+  only("scale_fmt", {"ue8m0", "float"});
+  only("activation_scheme", {"dynamic"});
+  if (q.has("weight_block_size") && q.integers("weight_block_size") != std::vector<int64_t>{128, 128})
+    c.error(Code::kUnsupported, "only blocks of 128 x 128 are read", "quantization_config.weight_block_size");
 }
 
 void ropes_from_hf(const ConfigReader& c, V4Config& out) {
@@ -124,7 +140,7 @@ void ropes_from_hf(const ConfigReader& c, V4Config& out) {
 
 V4Config read_hf(const ConfigReader& c) {
   V4Config o;
-  refuse_native_quantization(c);
+  check_quantization(c);
   const int n_layers = static_cast<int>(c.integer("num_hidden_layers", 1, kMaxLayers));
   o.layers.resize(static_cast<size_t>(n_layers));
   const auto dim = [&](const char* key) { return static_cast<int>(c.integer(key, 1, kMaxWidth)); };
@@ -235,6 +251,21 @@ Status check_sizes(const V4Config& o) {
   return {};
 }
 
+/// The published row formats (2.3, 2.12), of one geometry.
+Status check_packed(const V4Config& o) {
+  const bool indexed = std::any_of(o.layers.begin(), o.layers.end(), [](const Layer& l) { return l.kind == LayerKind::kCsa; });
+  if (o.rope_dims == kPackedRotary && packed_fits(DType::kPackedKv, o.head_dim) &&
+      (!indexed || packed_fits(DType::kPackedIndex, o.index_dim)))
+    return {};
+  return fail(
+      Code::kUnsupported,
+      "packed rows need heads of 64 rotary dimensions and a multiple of 64 others, and an indexer of 32 to 1024 dimensions, a power of "
+      "two; this model has " +
+          std::to_string(o.rope_dims) + " of " + std::to_string(o.head_dim) + ", and " + std::to_string(o.index_dim) +
+          "; use auto, f32 or bf16",
+      "model.kv_dtype");
+}
+
 // ------------------------------------------------------------------ tensor names
 
 struct Spelling {
@@ -333,16 +364,44 @@ class V4Builder {
         {"layers." + n + s.published, "model.layers." + n + (s.resaved ? s.resaved : s.published), "model.layers." + n + s.module});
   }
 
+  /// The tensor of scales beside a weight, in either spelling; empty: there is none. It is looked for beside weights only: attn_hc.scale
+  /// scales nothing.
+  std::string scales_of(const std::string& weight) const {
+    if (gguf_) return {};
+    const std::string suffix = ".weight";
+    std::string stem = weight;
+    if (stem.ends_with(suffix)) stem.resize(stem.size() - suffix.size());
+    for (const std::string& name : {stem + ".scale", weight + "_scale_inv"}) {
+      if (b_.has(name)) return name;
+    }
+    return {};
+  }
+  /// Rows [row_begin, row_begin + rows) of a weight of total_rows rows of cols, plain or with scales.
+  Matrix weight_rows(const std::string& tensor, int64_t total_rows, int64_t row_begin, int64_t rows, int64_t cols) {
+    const std::string scales = b_.has(tensor) ? scales_of(tensor) : std::string();
+    if (scales.empty()) return b_.slice(tensor, total_rows, row_begin, rows, cols);
+    MatrixRequest r;
+    r.tensor = tensor;
+    r.scales = scales;
+    r.row_begin = row_begin;
+    r.n_rows = rows;
+    r.n_cols = cols;
+    r.total_rows = total_rows;
+    return b_.matrix(r);
+  }
+  Matrix weight(const std::string& tensor, int64_t rows, int64_t cols) { return weight_rows(tensor, rows, 0, rows, cols); }
+
   void declare_state() {
     const auto count = [&](LayerKind kind) {
       return static_cast<int>(std::count_if(c_.layers.begin(), c_.layers.end(), [&](const Layer& l) { return l.kind == kind; }));
     };
     const int n_csa = count(LayerKind::kCsa), n_hca = count(LayerKind::kHca);
+    const DType index_dtype = kv_dtype_ == DType::kPackedKv ? DType::kPackedIndex : kv_dtype_;
     window_group_ =
         b_.add_group({"window", StateKind::kWindow, static_cast<int>(c_.layers.size()), 1, c_.head_dim, 0, c_.window, kv_dtype_});
     if (n_csa > 0) {
       csa_group_ = b_.add_group({"csa", StateKind::kCompressedKv, n_csa, c_.csa_ratio, c_.head_dim, 0, 0, kv_dtype_});
-      index_group_ = b_.add_group({"csa.index", StateKind::kIndexer, n_csa, c_.csa_ratio, c_.index_dim, 0, 0, kv_dtype_});
+      index_group_ = b_.add_group({"csa.index", StateKind::kIndexer, n_csa, c_.csa_ratio, c_.index_dim, 0, 0, index_dtype});
       // Seeds are what a pooled row is computed from: float32 always. Row: [c | z] of the main low half, then of the indexer's.
       tail_group_ = b_.add_group({"csa.tail", StateKind::kTail, n_csa, 0, 2 * (c_.head_dim + c_.index_dim), c_.csa_ratio, 0, DType::kF32});
     }
@@ -383,12 +442,12 @@ class V4Builder {
     const LayerKind kind = c_.layers[static_cast<size_t>(i)].kind;
     const int table = kind == LayerKind::kWindow ? window_table_ : compress_table_;
     const int q_width = c_.n_heads * c_.head_dim;
-    ValueId xq = b_.linear(p + "q_a", b_.matrix(at(i, kQa), c_.q_rank, c_.hidden), x);
+    ValueId xq = b_.linear(p + "q_a", weight(at(i, kQa), c_.q_rank, c_.hidden), x);
     xq = b_.rms_norm(p + "q_latent", xq, b_.vector(at(i, kQNorm), c_.q_rank), c_.eps);
-    const ValueId q = b_.linear(p + "q", b_.matrix(at(i, kQb), q_width, c_.q_rank), xq);
+    const ValueId q = b_.linear(p + "q", weight(at(i, kQb), q_width, c_.q_rank), xq);
     b_.rms_norm_in_place(q, nullptr, c_.eps, c_.head_dim);
     b_.rope(q, rope_args(c_.n_heads, c_.head_dim), table);
-    const ValueId kv = b_.linear(p + "kv", b_.matrix(at(i, kKv), c_.head_dim, c_.hidden), x);
+    const ValueId kv = b_.linear(p + "kv", weight(at(i, kKv), c_.head_dim, c_.hidden), x);
     b_.rms_norm_in_place(kv, b_.vector(at(i, kKvNorm), c_.head_dim), c_.eps, c_.head_dim);
     b_.rope(kv, rope_args(1, c_.head_dim), table);
     const StateRows window = b_.rows(window_group_, i);
@@ -423,17 +482,17 @@ class V4Builder {
     const int in = c_.n_heads * c_.head_dim / c_.o_groups, rows = c_.o_groups * c_.o_rank;
     const ValueId u = b_.value(p + "o_latent", rows);
     for (int g = 0; g < c_.o_groups && b_.ok(); ++g) {
-      b_.linear_into(b_.slice(at(i, kOa), rows, int64_t{g} * c_.o_rank, c_.o_rank, in), o, g * in, u, g * c_.o_rank);
+      b_.linear_into(weight_rows(at(i, kOa), rows, int64_t{g} * c_.o_rank, c_.o_rank, in), o, g * in, u, g * c_.o_rank);
     }
-    return b_.linear(p + "attn_out", b_.matrix(at(i, kOb), c_.hidden, rows), u);
+    return b_.linear(p + "attn_out", weight(at(i, kOb), c_.hidden, rows), u);
   }
 
   void compress(int i, const std::string& p, ValueId x, const CompressorNames& names, int ratio, int dim, bool overlap, int seed_begin,
                 const StateRows& rows, const StateRows& tail) {
     const int width = (overlap ? 2 : 1) * dim;
     const std::string what = p + (&names == &kIndexer ? "indexer." : "compressor.");
-    const ValueId c = b_.linear(what + "c", b_.matrix(at(i, names.kv), width, c_.hidden), x);
-    const ValueId z = b_.linear(what + "z", b_.matrix(at(i, names.gate), width, c_.hidden), x);
+    const ValueId c = b_.linear(what + "c", weight(at(i, names.kv), width, c_.hidden), x);
+    const ValueId z = b_.linear(what + "z", weight(at(i, names.gate), width, c_.hidden), x);
     CompressArgs a;
     a.ratio = ratio;
     a.dim = dim;
@@ -452,16 +511,16 @@ class V4Builder {
   ValueId indexer(int i, const std::string& p, ValueId x, ValueId xq, const StateRows& tail) {
     const StateRows keys = b_.rows(index_group_, n_csa_);
     compress(i, p, x, kIndexer, c_.csa_ratio, c_.index_dim, true, 2 * c_.head_dim, keys, tail);
-    const ValueId q = b_.linear(p + "indexer_q", b_.matrix(at(i, kIndexQ), int64_t{c_.index_heads} * c_.index_dim, c_.q_rank), xq);
+    const ValueId q = b_.linear(p + "indexer_q", weight(at(i, kIndexQ), int64_t{c_.index_heads} * c_.index_dim, c_.q_rank), xq);
     b_.rope(q, rope_args(c_.index_heads, c_.index_dim), compress_table_);
     // The published factor dim^-0.5 heads^-0.5 on w is positive and the same for all rows: it moves no choice and is left out.
-    const ValueId w = b_.linear(p + "indexer_w", b_.matrix(at(i, kIndexW), c_.index_heads, c_.hidden), x);
+    const ValueId w = b_.linear(p + "indexer_w", weight(at(i, kIndexW), c_.index_heads, c_.hidden), x);
     return b_.index_topk(p + "indexer_topk", q, w, c_.index_heads, c_.index_dim, c_.index_topk, keys);
   }
 
   ValueId moe(int i, const std::string& p, ValueId x) {
     const Layer& layer = c_.layers[static_cast<size_t>(i)];
-    const ValueId scores = b_.linear(p + "route_scores", b_.matrix(at(i, kRouter), c_.n_experts, c_.hidden), x);
+    const ValueId scores = b_.linear(p + "route_scores", weight(at(i, kRouter), c_.n_experts, c_.hidden), x);
     RouteArgs r;
     r.n_experts = c_.n_experts;
     r.top_k = c_.top_k;
@@ -475,10 +534,10 @@ class V4Builder {
     }
     const auto routing = b_.route(p, r, scores);
     const ValueId routed = b_.experts(p + "ffn_routed", experts(i), Act::kSilu, layer.clamp, c_.top_k, x, routing);
-    const ValueId gate = b_.linear(p + "shared_gate", b_.matrix(at(i, kShared[0]), c_.expert_width, c_.hidden), x);
-    const ValueId up = b_.linear(p + "shared_up", b_.matrix(at(i, kShared[1]), c_.expert_width, c_.hidden), x);
+    const ValueId gate = b_.linear(p + "shared_gate", weight(at(i, kShared[0]), c_.expert_width, c_.hidden), x);
+    const ValueId up = b_.linear(p + "shared_up", weight(at(i, kShared[1]), c_.expert_width, c_.hidden), x);
     const ValueId mid = b_.gated(p + "shared_mid", Act::kSilu, gate, up, layer.shared_clamp);
-    const ValueId shared = b_.linear(p + "ffn_shared", b_.matrix(at(i, kShared[2]), c_.hidden, c_.expert_width), mid);
+    const ValueId shared = b_.linear(p + "ffn_shared", weight(at(i, kShared[2]), c_.hidden, c_.expert_width), mid);
     return b_.add(p + "ffn_out", routed, shared);
   }
 
@@ -500,14 +559,14 @@ class V4Builder {
       const std::string one = "ffn.experts." + std::to_string(e) + ".";
       const auto single = [&](const char* leaf, const char* module, int64_t rows, int64_t cols) {
         const std::string a = one + leaf, m = "mlp.experts." + std::to_string(e) + "." + module;
-        return b_.matrix(at(i, {a.c_str(), nullptr, m.c_str(), ""}), rows, cols);
+        return weight(at(i, {a.c_str(), nullptr, m.c_str(), ""}), rows, cols);
       };
       if (gguf_) {
         out.push_back({b_.slice(q + "gate_exps.weight", n * w, e * w, w, h), b_.slice(q + "up_exps.weight", n * w, e * w, w, h),
                        b_.slice(q + "down_exps.weight", n * h, e * h, h, w)});
       } else if (b_.has(fused)) {
-        out.push_back({b_.slice(fused, n * 2 * w, e * 2 * w, w, h), b_.slice(fused, n * 2 * w, e * 2 * w + w, w, h),
-                       b_.slice(p + "down_proj", n * h, e * h, h, w)});
+        out.push_back({weight_rows(fused, n * 2 * w, e * 2 * w, w, h), weight_rows(fused, n * 2 * w, e * 2 * w + w, w, h),
+                       weight_rows(p + "down_proj", n * h, e * h, h, w)});
       } else {
         out.push_back({single("w1.weight", "gate_proj.weight", w, h), single("w3.weight", "up_proj.weight", w, h),
                        single("w2.weight", "down_proj.weight", h, w)});
@@ -530,7 +589,11 @@ Result<Graph> build(SourceFormat format, const std::string& config_json, Weights
   V4Config c = format == SourceFormat::kGguf ? read_gguf(config, weights) : read_hf(config);
   CARREL_TRY(config.status());
   CARREL_TRY(check_sizes(c));
-  if (config.integer_or("num_nextn_predict_layers", 0, 0, kMaxLayers) > 0) spdlog::info("deepseek_v4: draft layers (mtp.*) are not used");
+  if (options.kv_dtype == DType::kPackedKv) CARREL_TRY(check_packed(c));
+  const int64_t n_drafts =
+      config.integer_or(format == SourceFormat::kGguf ? "deepseek4.nextn_predict_layers" : "num_nextn_predict_layers", 0, 0, kMaxLayers);
+  CARREL_TRY(config.status());
+  if (n_drafts > 0) spdlog::info("deepseek_v4: draft layers (mtp.*) are not used: {}", n_drafts);
   return V4Builder(&weights, std::move(c), format, options.kv_dtype).build();
 }
 
