@@ -87,6 +87,7 @@ TEST(Config, WhatCannotBeHonouredIsRefused) {
   EXPECT_FALSE(yaml("devices: {determinism: relaxed}"));
   EXPECT_FALSE(yaml("devices: {backend: cuda}"));
   EXPECT_FALSE(yaml("model: {kv_dtype: fp8}"));
+  EXPECT_TRUE(yaml("model: {kv_dtype: packed}"));
 }
 
 TEST(Config, WhatTheServerWouldRefuseIsRefusedHere) {

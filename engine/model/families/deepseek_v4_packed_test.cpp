@@ -149,12 +149,12 @@ const SeededModel& model() {
   return m;
 }
 
-struct Run {
+struct Outcome {
   std::vector<float> logits;               // [kTokens][kVocab]
   std::vector<std::vector<float>> window;  // rows of layer 0 that are still held
 };
 
-Run run(OpSet set, DType kv, int chunk, CpuPath path = CpuPath::kAuto, int threads = 1) {
+Outcome run(OpSet set, DType kv, int chunk, CpuPath path = CpuPath::kAuto, int threads = 1) {
   ThreadTeam team(threads);
   const auto ops = make_ops(set, &team, path).value();
   const auto weights = weights_from_source(model().source(), [&](Form stored) { return ops->wanted_form(stored); });
@@ -163,7 +163,7 @@ Run run(OpSet set, DType kv, int chunk, CpuPath path = CpuPath::kAuto, int threa
   options.kv_dtype = kv;
   const auto graph = family->build(model().source().format(), model().source().config_json(), *weights, options);
   EXPECT_TRUE(graph) << graph.error().text();
-  Run out;
+  Outcome out;
   PlainSequence sequence(&graph->state);
   GraphRunner runner(&*graph, ops.get(), chunk);
   for (int at = 0; at < kTokens; at += chunk) {
@@ -172,7 +172,7 @@ Run run(OpSet set, DType kv, int chunk, CpuPath path = CpuPath::kAuto, int threa
       tokens.push_back((i * i * 7 + i * 13 + 5) % kVocab);
       rows.push_back(i - at);
     }
-    const float* logits = runner.run(sequence.begin(tokens, rows));
+    const float* logits = sequence.run(runner, tokens, rows);
     sequence.commit();
     out.logits.insert(out.logits.end(), logits, logits + rows.size() * kVocab);
   }
@@ -180,12 +180,12 @@ Run run(OpSet set, DType kv, int chunk, CpuPath path = CpuPath::kAuto, int threa
   return out;
 }
 
-bool same_bits(const Run& a, const Run& b) {
+bool same_bits(const Outcome& a, const Outcome& b) {
   return std::memcmp(a.logits.data(), b.logits.data(), a.logits.size() * sizeof(float)) == 0;
 }
 
 /// Mean over positions of KL(a || b).
-double mean_kl(const Run& a, const Run& b) {
+double mean_kl(const Outcome& a, const Outcome& b) {
   double kl = 0;
   for (size_t t = 0; t < kTokens; t++) {
     const float *x = &a.logits[t * kVocab], *y = &b.logits[t * kVocab];
@@ -197,12 +197,11 @@ double mean_kl(const Run& a, const Run& b) {
 }
 
 TEST(DeepseekV4Packed, sets_agree_on_the_published_geometry_and_differ_from_plain_rows) {
-  const Run reference = run(OpSet::kReference, DType::kPackedKv, kTokens);
-  const Run plain = run(OpSet::kExact, DType::kF32, kTokens);
+  const Outcome reference = run(OpSet::kReference, DType::kPackedKv, kTokens);
+  const Outcome plain = run(OpSet::kExact, DType::kF32, kTokens);
   for (const OpSet set : {OpSet::kExact, OpSet::kFast}) {
-    const Run packed = run(set, DType::kPackedKv, kTokens);
+    const Outcome packed = run(set, DType::kPackedKv, kTokens);
     const double off = mean_kl(reference, packed), other = mean_kl(plain, packed);
-    printf("KL %g against reference, %g against plain\n", off, other);
     EXPECT_LE(off, 1e-6);
     EXPECT_GE(other, 1e-4);
   }
@@ -210,7 +209,7 @@ TEST(DeepseekV4Packed, sets_agree_on_the_published_geometry_and_differ_from_plai
 
 TEST(DeepseekV4Packed, bits_depend_on_no_chunk_thread_or_path) {
   for (const OpSet set : {OpSet::kExact, OpSet::kFast}) {
-    const Run want = run(set, DType::kPackedKv, kTokens, CpuPath::kAvx2);
+    const Outcome want = run(set, DType::kPackedKv, kTokens, CpuPath::kAvx2);
     EXPECT_TRUE(same_bits(run(set, DType::kPackedKv, 1, CpuPath::kAuto, 2), want));
     EXPECT_TRUE(same_bits(run(set, DType::kPackedKv, 37, CpuPath::kAuto, 3), want));
   }
@@ -218,7 +217,7 @@ TEST(DeepseekV4Packed, bits_depend_on_no_chunk_thread_or_path) {
 
 TEST(DeepseekV4Packed, a_row_is_the_plain_row_rounded) {
   for (const OpSet set : {OpSet::kReference, OpSet::kExact}) {
-    const Run packed = run(set, DType::kPackedKv, kTokens), plain = run(set, DType::kF32, kTokens);
+    const Outcome packed = run(set, DType::kPackedKv, kTokens), plain = run(set, DType::kF32, kTokens);
     std::vector<std::byte> bytes(row_bytes(DType::kPackedKv, kDim));
     for (size_t i = 0; i < plain.window.size(); i++) {  // of layer 0, which sees no rounding before
       std::vector<float> want(kDim);

@@ -70,7 +70,7 @@ Result<std::vector<float>> run(const Model& m, OpSet set) {
   std::vector<int32_t> tokens;
   for (int32_t i = 0; i < 40; i++) tokens.push_back((i * 37 + 5) % 512);
   const std::vector<int32_t> rows = {3, 20, 39};
-  const float* logits = runner.run(sequence.begin(tokens, rows));
+  const float* logits = sequence.run(runner, tokens, rows);
   return std::vector<float>(logits, logits + 3 * 512);
 }
 
