@@ -44,6 +44,12 @@ struct Avx512 {
     const __m256i wide = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128(static_cast<const __m128i*>(p))), 7);
     return _mm512_cvtph_ps(_mm256_and_si256(wide, _mm256_set1_epi16(static_cast<int16_t>(0xBFFF))));
   }
+  static void e4m3_two(const void* p, F& first, F& second) {
+    const I wide = _mm512_slli_epi16(_mm512_cvtepi8_epi16(_mm256_loadu_si256(static_cast<const __m256i*>(p))), 7);
+    const I halves = _mm512_and_si512(wide, _mm512_set1_epi16(static_cast<int16_t>(0xBFFF)));
+    first = _mm512_cvtph_ps(_mm512_castsi512_si256(halves));
+    second = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(halves, 1));
+  }
   static I e2m1_codes(I v) {
     const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(kE2m1Codes));
     return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(codes), v);

@@ -2,7 +2,8 @@
 // an anonymous namespace of its file, so that nothing here is shared between files built with different flags. Pure functions.
 //
 // V provides: I, F (integer, float vectors), kLanes, kTile, kTileBlocks, kDirect, kPlainTile, kI8Offset, load/store, f16/bf16/u8/i8
-// widening, half_e8m0 (half the scale), e4m3 (the value / 256), e2m1_codes (kE2m1Codes), mul, fma, and
+// widening, half_e8m0 (half the scale), e4m3 (the value / 256; e4m3_two: of 32 codes, with 16 lanes), e2m1_codes (kE2m1Codes), mul, fma,
+// and
 //   dots<R, T, kBits, …>(x, start, w, dot): see the files.
 #pragma once
 #include <cstdint>
@@ -221,15 +222,32 @@ void plain_f8(const std::byte* w, int64_t n_cols, const float* x, int64_t x_stri
   unroll<R * kParts>([&](auto i) CARREL_INLINE { unroll<T>([&](auto t) CARREL_INLINE { acc[i][t] = V::zero(); }); });
   const uint8_t* p = reinterpret_cast<const uint8_t*>(w);
   const int64_t block_bytes = plain_block_bytes(Form::kF8, n_cols);
-  const auto column = [&](int64_t k, const typename V::F(&scale)[R * kParts]) CARREL_INLINE {
-    typename V::F wv[R * kParts];
-    unroll<R * kParts>([&](auto i)
-                           CARREL_INLINE { wv[i] = V::mul(V::e4m3(p + i / kParts * block_bytes + i % kParts * V::kLanes), scale[i]); });
+  const auto multiply = [&](int64_t k, const typename V::F(&wv)[R * kParts]) CARREL_INLINE {
     unroll<T>([&](auto t) CARREL_INLINE {
       const typename V::F xv = V::set1(x + t * x_stride + k);
       unroll<R * kParts>([&](auto i) CARREL_INLINE { acc[i][t] = V::fma(wv[i], xv, acc[i][t]); });
     });
+  };
+  const auto column = [&](int64_t k, const typename V::F(&scale)[R * kParts]) CARREL_INLINE {
+    typename V::F wv[R * kParts];
+    unroll<R * kParts>([&](auto i)
+                           CARREL_INLINE { wv[i] = V::mul(V::e4m3(p + i / kParts * block_bytes + i % kParts * V::kLanes), scale[i]); });
+    multiply(k, wv);
     p += kRowBlock;
+  };
+  const auto two_columns = [&](int64_t k, const typename V::F(&scale)[R * kParts]) CARREL_INLINE {
+    if constexpr (kParts > 1 || T > 4) {  // the weights of two columns take registers that many tokens need
+      column(k, scale);
+      column(k + 1, scale);
+    } else {
+      typename V::F wv[2][R];
+      unroll<R>([&](auto r) CARREL_INLINE {
+        V::e4m3_two(p + r * block_bytes, wv[0][r], wv[1][r]);
+        unroll<2>([&](auto j) CARREL_INLINE { wv[j][r] = V::mul(wv[j][r], scale[r]); });
+      });
+      unroll<2>([&](auto j) CARREL_INLINE { multiply(k + j, wv[j]); });
+      p += 2 * kRowBlock;
+    }
   };
   for (int64_t k = 0; k < n_cols;) {
     typename V::F scale[R * kParts];
@@ -238,7 +256,7 @@ void plain_f8(const std::byte* w, int64_t n_cols, const float* x, int64_t x_stri
     const int64_t end = n_cols - k < kF8Columns ? n_cols : k + kF8Columns;
     for (; k + 4 <= end; k += 4) {  // a line of codes
       if constexpr (T <= 2) unroll<R>([&](auto r) CARREL_INLINE { V::prefetch(p + r * block_bytes + 1024); });
-      unroll<4>([&](auto j) CARREL_INLINE { column(k + j, scale); });
+      unroll<2>([&](auto j) CARREL_INLINE { two_columns(k + 2 * j, scale); });
     }
     for (; k < end; k++) column(k, scale);
   }
