@@ -66,7 +66,7 @@ TEST(DemoModel, DeclaresEveryStateKind) {
   std::vector<std::string> names;
   for (const StateSpec& g : state.groups) names.push_back(g.name + ":" + std::string(to_string(g.kind)) + ":" + std::to_string(g.n_layers));
   EXPECT_EQ(names, (std::vector<std::string>{"window:window:4", "csa:compressed_kv:2", "csa.index:indexer:2", "csa.tail:tail:2",
-                                             "hca:compressed_kv:1"}));
+                                             "csa.index.tail:tail:2", "hca:compressed_kv:1"}));
   for (const StateSpec& g : state.groups) EXPECT_EQ(g.dtype, g.kind == StateKind::kTail ? DType::kF32 : DType::kBF16) << g.name;
 }
 

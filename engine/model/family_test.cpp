@@ -97,14 +97,15 @@ TEST_P(LyingConfig, EndsInAnErrorOrAModel) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, LyingConfig,
-                         testing::Values("models/deepseek_v4/tiny_a", "models/deepseek_v4/tiny_a_native", "models/deepseek_v4/tiny_b", "models/gemma3_text", "models/llama",
-                                         "models/mistral", "models/qwen3", "models/qwen3_moe", "gguf/deepseek_v4-bf16.gguf",
-                                         "gguf/gemma3_text-mix.gguf", "gguf/llama.gguf", "gguf/qwen3_moe.gguf", "models/lfm2",
-                                         "models/lfm2_moe", "models/qwen3_next", "models/qwen3_5_text", "models/qwen3_5_moe_text",
-                                         "models/gpt_oss", "models/gpt_oss/mxfp4", "models/granitemoehybrid",
-                                         "models/granitemoehybrid_dense", "gguf/lfm2.gguf", "gguf/lfm2_moe.gguf", "gguf/qwen3_next.gguf",
-                                         "gguf/qwen3_5_text.gguf", "gguf/qwen3_5_moe_text.gguf", "gguf/gpt_oss.gguf",
-                                         "gguf/gpt_oss-mxfp4.gguf", "gguf/granitemoehybrid.gguf", "gguf/granitemoehybrid_dense.gguf"),
+                         testing::Values("models/deepseek_v4/tiny_a", "models/deepseek_v4/tiny_a_native", "models/deepseek_v4/tiny_b",
+                                         "models/gemma3_text", "models/llama", "models/mistral", "models/qwen3", "models/qwen3_moe",
+                                         "gguf/deepseek_v4-bf16.gguf", "gguf/gemma3_text-mix.gguf", "gguf/llama.gguf",
+                                         "gguf/qwen3_moe.gguf", "models/lfm2", "models/lfm2_moe", "models/qwen3_next",
+                                         "models/qwen3_5_text", "models/qwen3_5_moe_text", "models/gpt_oss", "models/gpt_oss/mxfp4",
+                                         "models/granitemoehybrid", "models/granitemoehybrid_dense", "gguf/lfm2.gguf", "gguf/lfm2_moe.gguf",
+                                         "gguf/qwen3_next.gguf", "gguf/qwen3_5_text.gguf", "gguf/qwen3_5_moe_text.gguf",
+                                         "gguf/gpt_oss.gguf", "gguf/gpt_oss-mxfp4.gguf", "gguf/granitemoehybrid.gguf",
+                                         "gguf/granitemoehybrid_dense.gguf"),
                          [](const auto& info) {
                            std::string name = info.param;
                            for (char& c : name) {
@@ -176,10 +177,12 @@ TEST(Family, StatesOfTheFamilies) {
   EXPECT_EQ(describe("models/granitemoehybrid"),
             "B=64 kv:compressed_kv:L2:r1:e64 conv:recurrent:L2:r0:e192:n3 ssm:recurrent:L2:r0:e16:n128");
   EXPECT_EQ(describe("models/deepseek_v4/tiny_a"),
-            "B=128 window:window:L5:r1:e32:W128 csa:compressed_kv:L2:r4:e32 csa.index:indexer:L2:r4:e32 csa.tail:tail:L2:r0:e128:n4 "
+            "B=128 window:window:L5:r1:e32:W128 csa:compressed_kv:L2:r4:e32 csa.index:indexer:L2:r4:e32 csa.tail:tail:L2:r0:e64:n4 "
+            "csa.index.tail:tail:L2:r0:e64:n4 "
             "hca:compressed_kv:L2:r128:e32");
   EXPECT_EQ(describe("models/deepseek_v4/tiny_b"),
-            "B=64 window:window:L5:r1:e32:W8 csa:compressed_kv:L2:r4:e32 csa.index:indexer:L2:r4:e16 csa.tail:tail:L2:r0:e96:n4 "
+            "B=64 window:window:L5:r1:e32:W8 csa:compressed_kv:L2:r4:e32 csa.index:indexer:L2:r4:e16 csa.tail:tail:L2:r0:e64:n4 "
+            "csa.index.tail:tail:L2:r0:e32:n4 "
             "hca:compressed_kv:L3:r16:e32");
 }
 

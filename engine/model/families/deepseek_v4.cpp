@@ -402,8 +402,9 @@ class V4Builder {
     if (n_csa > 0) {
       csa_group_ = b_.add_group({"csa", StateKind::kCompressedKv, n_csa, c_.csa_ratio, c_.head_dim, 0, 0, kv_dtype_});
       index_group_ = b_.add_group({"csa.index", StateKind::kIndexer, n_csa, c_.csa_ratio, c_.index_dim, 0, 0, index_dtype});
-      // Seeds are what a pooled row is computed from: float32 always. Row: [c | z] of the main low half, then of the indexer's.
-      tail_group_ = b_.add_group({"csa.tail", StateKind::kTail, n_csa, 0, 2 * (c_.head_dim + c_.index_dim), c_.csa_ratio, 0, DType::kF32});
+      // Seeds are what a pooled row is computed from: float32 always. Row: [c | z] of the low half.
+      tail_group_ = b_.add_group({"csa.tail", StateKind::kTail, n_csa, 0, 2 * c_.head_dim, c_.csa_ratio, 0, DType::kF32});
+      index_tail_group_ = b_.add_group({"csa.index.tail", StateKind::kTail, n_csa, 0, 2 * c_.index_dim, c_.csa_ratio, 0, DType::kF32});
     }
     if (n_hca > 0) hca_group_ = b_.add_group({"hca", StateKind::kCompressedKv, n_hca, c_.hca_ratio, c_.head_dim, 0, 0, kv_dtype_});
     b_.set_state_layout();
@@ -464,12 +465,12 @@ class V4Builder {
       o = b_.sparse_attention(p + "heads", q, window, nullptr, kNoValue, 0, args);
     } else if (kind == LayerKind::kHca) {
       const StateRows rows = b_.rows(hca_group_, n_hca_++);
-      compress(i, p, x, kMain, c_.hca_ratio, c_.head_dim, false, 0, rows, rows);
+      compress(i, p, x, kMain, c_.hca_ratio, c_.head_dim, false, rows, rows);
       o = b_.sparse_attention(p + "heads", q, window, &rows, kNoValue, 0, args);
     } else {
-      const StateRows rows = b_.rows(csa_group_, n_csa_), tail = b_.rows(tail_group_, n_csa_);
-      compress(i, p, x, kMain, c_.csa_ratio, c_.head_dim, true, 0, rows, tail);
-      const ValueId selected = indexer(i, p, x, xq, tail);
+      const StateRows rows = b_.rows(csa_group_, n_csa_);
+      compress(i, p, x, kMain, c_.csa_ratio, c_.head_dim, true, rows, b_.rows(tail_group_, n_csa_));
+      const ValueId selected = indexer(i, p, x, xq);
       o = b_.sparse_attention(p + "heads", q, window, &rows, selected, c_.index_topk, args);
       ++n_csa_;
     }
@@ -487,7 +488,7 @@ class V4Builder {
     return b_.linear(p + "attn_out", weight(at(i, kOb), c_.hidden, rows), u);
   }
 
-  void compress(int i, const std::string& p, ValueId x, const CompressorNames& names, int ratio, int dim, bool overlap, int seed_begin,
+  void compress(int i, const std::string& p, ValueId x, const CompressorNames& names, int ratio, int dim, bool overlap,
                 const StateRows& rows, const StateRows& tail) {
     const int width = (overlap ? 2 : 1) * dim;
     const std::string what = p + (&names == &kIndexer ? "indexer." : "compressor.");
@@ -503,14 +504,13 @@ class V4Builder {
     a.rope_begin = dim - c_.rope_dims;
     a.rope_dims = c_.rope_dims;
     a.inv_freq = &b_.rope_spec(compress_table_).inv_freq;
-    a.seed_begin = seed_begin;
     // Positions that a closing group may still need: its own, and with overlap the group before.
     b_.compress(c, z, a, b_.add_ring((overlap ? 2 : 1) * ratio, 2 * width), rows, tail);
   }
 
-  ValueId indexer(int i, const std::string& p, ValueId x, ValueId xq, const StateRows& tail) {
+  ValueId indexer(int i, const std::string& p, ValueId x, ValueId xq) {
     const StateRows keys = b_.rows(index_group_, n_csa_);
-    compress(i, p, x, kIndexer, c_.csa_ratio, c_.index_dim, true, 2 * c_.head_dim, keys, tail);
+    compress(i, p, x, kIndexer, c_.csa_ratio, c_.index_dim, true, keys, b_.rows(index_tail_group_, n_csa_));
     const ValueId q = b_.linear(p + "indexer_q", weight(at(i, kIndexQ), int64_t{c_.index_heads} * c_.index_dim, c_.q_rank), xq);
     b_.rope(q, rope_args(c_.index_heads, c_.index_dim), compress_table_);
     // The published factor dim^-0.5 heads^-0.5 on w is positive and the same for all rows: it moves no choice and is left out.
@@ -580,7 +580,7 @@ class V4Builder {
   DType kv_dtype_;
   GraphBuilder b_;
   int window_table_ = 0, compress_table_ = 0;
-  int window_group_ = 0, csa_group_ = 0, index_group_ = 0, tail_group_ = 0, hca_group_ = 0;
+  int window_group_ = 0, csa_group_ = 0, index_group_ = 0, tail_group_ = 0, index_tail_group_ = 0, hca_group_ = 0;
   int n_csa_ = 0, n_hca_ = 0;  // layers of each kind met so far
 };
 
