@@ -43,8 +43,8 @@ struct Namespace {
   Digest secret = {};
 };
 
-#define CARREL_KEY_SCOPES(X) \
-  X(kInference, "inference") \
+#define CARREL_KEY_SCOPES(X)      \
+  X(kInference, "inference")      \
   X(kMetricsRead, "metrics:read") \
   X(kAdmin, "admin")
 

@@ -54,7 +54,8 @@ void add_rows(Table& table, const DrillReport& r) {
   if (r.cases.empty()) return table.row({r.name, verdict, r.reason, "", "", ms});
   for (size_t i = 0; i < r.cases.size(); i++) {
     const DrillCase& c = r.cases[i];
-    table.row({i == 0 ? r.name : "", i == 0 ? verdict : "", c.damage, c.counter + " " + std::to_string(c.before) + " → " + std::to_string(c.after),
+    table.row({i == 0 ? r.name : "", i == 0 ? verdict : "", c.damage,
+               c.counter + " " + std::to_string(c.before) + " → " + std::to_string(c.after),
                std::to_string(c.effective) + " of " + std::to_string(c.nominal), i == 0 ? ms : ""});
   }
 }
@@ -62,13 +63,15 @@ void add_rows(Table& table, const DrillReport& r) {
 /// Answer and what would have been answered, side by side.
 std::string damage_text(const DrillRun& run) {
   Table table;
-  table.row({"lost", "answered", "the damaged state would have answered"});
+  table.row({"drill", "lost", "answered", "the damaged state would have answered"});
   size_t n = 0;
   for (const DrillReport& r : run.reports) {
     for (const DrillCase& c : r.cases) {
       if (c.would_have_answered.empty()) continue;
       const bool same = c.would_have_answered == c.answer;
-      table.row({c.damage, one_line(c.answer), same ? "the same words from other logits" : one_line(c.would_have_answered)});
+      const bool all = r.name == "offloaded-not-restored";  // whose point is a prefix that never came back
+      table.row({r.name, all ? "the whole prefix" : c.damage.substr(0, c.damage.find(':')), one_line(c.answer),
+                 same ? "the same words from other logits" : one_line(c.would_have_answered)});
       n++;
     }
   }
@@ -77,13 +80,14 @@ std::string damage_text(const DrillRun& run) {
 
 std::string summary(const DrillRun& run) {
   const size_t n_failed = run.count(DrillVerdict::kFailed), n_not = run.count(DrillVerdict::kNotApplicable);
-  std::string out = std::to_string(run.count(DrillVerdict::kPassed)) + " passed, " + std::to_string(n_failed) + " failed, " + std::to_string(n_not) +
-                    " not applicable to " + run.model + "; each on a private copy, over a prompt of " + std::to_string(run.n_prompt_tokens) +
-                    " tokens in blocks of " + std::to_string(run.block_tokens) + "\n";
+  std::string out = std::to_string(run.count(DrillVerdict::kPassed)) + " passed, " + std::to_string(n_failed) + " failed, " +
+                    std::to_string(n_not) + " not applicable to " + run.model + "; each on a private copy, over a prompt of " +
+                    std::to_string(run.n_prompt_tokens) + " tokens in blocks of " + std::to_string(run.block_tokens) + "\n";
   if (n_failed == 0) return out + "passed means: tokens and logits equal those of a run without any reuse, and the counter moved\n";
   for (const DrillReport& r : run.reports)
     if (r.verdict == DrillVerdict::kFailed) out += "FAILED " + r.name + ": " + r.reason + "\n";
-  return out + "do not serve from this machine before the cause is known: set cache.prefix_reuse.enabled: false, keep the log, test the memory\n";
+  return out +
+         "do not serve from this machine before the cause is known: set cache.prefix_reuse.enabled: false, keep the log, test the memory\n";
 }
 
 }  // namespace
@@ -97,7 +101,8 @@ Status check_drill_names(const std::vector<std::string>& names) {
   for (const std::string& name : names) {
     if (std::find(known.begin(), known.end(), name) != known.end()) continue;
     const std::string near = nearest_word(name, known);
-    return fail(Code::kInvalidArgument, "there is no such drill; " + (near.empty() ? "" : "did you mean " + near + "? ") + "`carrel drill --list` shows all", name);
+    return fail(Code::kInvalidArgument,
+                "there is no such drill; " + (near.empty() ? "" : "did you mean " + near + "? ") + "`carrel drill --list` shows all", name);
   }
   return {};
 }
@@ -137,13 +142,19 @@ std::string drills_json(const DrillRun& run) {
   for (const DrillReport& r : run.reports) {
     Json cases = Json::array();
     for (const DrillCase& c : r.cases) cases.push_back(to_json(c, run.show_damage));
-    list.push_back({{"name", r.name}, {"what", what_of(r.name)}, {"verdict", to_string(r.verdict)}, {"reason", r.reason}, {"ms", r.ms}, {"cases", std::move(cases)}});
+    list.push_back({{"name", r.name},
+                    {"what", what_of(r.name)},
+                    {"verdict", to_string(r.verdict)},
+                    {"reason", r.reason},
+                    {"ms", r.ms},
+                    {"cases", std::move(cases)}});
   }
   return dump(Json{{"model", run.model},
                    {"passed", run.passed()},
                    {"complete", run.complete},
                    {"prompt_tokens", run.n_prompt_tokens},
                    {"block_tokens", run.block_tokens},
+                   {"show_damage", run.show_damage},
                    {"n_passed", run.count(DrillVerdict::kPassed)},
                    {"n_failed", run.count(DrillVerdict::kFailed)},
                    {"n_not_applicable", run.count(DrillVerdict::kNotApplicable)},

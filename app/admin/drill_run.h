@@ -1,5 +1,5 @@
-// One go of drills: which ones, over which prompt, with which verdict, told as a table for people and as one JSON document. The command line and
-// the admin route call the same.
+// One go of drills: which ones, over which prompt, with which verdict, told as a table for people and as one JSON document. The command
+// line and the admin route call the same.
 //
 // Threads: run_drill_set works on the caller's thread; the rest is pure. Errors: kInvalidArgument for a name that is no drill.
 #pragma once

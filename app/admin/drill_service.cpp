@@ -43,7 +43,9 @@ struct DrillService::Impl {
       metrics->add("carrel_drill_runs_total", {{"drill", r.name}, {"verdict", std::string(to_string(r.verdict))}});
       if (r.verdict == DrillVerdict::kFailed) spdlog::error("drill {} failed: {}", r.name, r.reason);
     }
-    if (run) spdlog::info("drills of {}: {} passed, {} failed in {} ms", run->model, run->count(DrillVerdict::kPassed), run->count(DrillVerdict::kFailed), run->ms);
+    if (run)
+      spdlog::info("drills of {}: {} passed, {} failed in {} ms", run->model, run->count(DrillVerdict::kPassed),
+                   run->count(DrillVerdict::kFailed), run->ms);
     std::lock_guard lock(mu);
     if (run)
       go->document = drills_json(*run);
@@ -58,7 +60,8 @@ struct DrillService::Impl {
   }
 };
 
-DrillService::DrillService(Env* env, const Model* model, bool demo, Metrics* metrics) : impl_(std::make_unique<Impl>(env, model, demo, metrics)) {}
+DrillService::DrillService(Env* env, const Model* model, bool demo, Metrics* metrics)
+    : impl_(std::make_unique<Impl>(env, model, demo, metrics)) {}
 
 DrillService::~DrillService() {
   stop();
@@ -71,7 +74,8 @@ Result<std::string> DrillService::run(const DrillSet& set, const std::function<S
   std::unique_lock lock(i.mu);
   if (i.stopping) return fail(Code::kUnavailable, "the server is shutting down and begins no drills");
   if (i.running)
-    return fail(Code::kAlreadyExists, "drills are running already (at work: " + i.at_work + "); GET /admin/v1/drills shows their results when they end");
+    return fail(Code::kAlreadyExists,
+                "drills are running already (at work: " + i.at_work + "); GET /admin/v1/drills shows their results when they end");
   i.running = true;
   i.at_work = "about to begin";
   lock.unlock();

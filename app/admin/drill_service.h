@@ -1,7 +1,7 @@
 // Drills beside a running server: one go at a time, on a thread of its own with kernels and state of its own, and the last go's results.
 //
-// Threads: all methods from any thread; what borrows it ends before it. Errors: kAlreadyExists while another go runs, kCancelled when the asker
-// left (the go is finished all the same), kUnavailable at shutdown.
+// Threads: all methods from any thread; what borrows it ends before it. Errors: kAlreadyExists while another go runs, kCancelled when the
+// asker left (the go is finished all the same), kUnavailable at shutdown.
 #pragma once
 #include <functional>
 #include <memory>

@@ -29,7 +29,8 @@ Result<std::vector<int32_t>> tokens_of(const Model& model, const std::vector<std
   std::string text;
   for (size_t i = from; i < facts.size(); i++)
     if (i != left_out) text += (text.empty() ? "" : " ") + facts[i];
-  const std::string messages = R"([{"role":"user","content":")" + text + R"(\n\n)" + kQuestion + R"("}])";  // nothing in the facts needs escapes
+  const std::string messages =
+      R"([{"role":"user","content":")" + text + R"(\n\n)" + kQuestion + R"("}])";  // nothing in the facts needs escapes
   CARREL_ASSIGN(ChatTokens chat, chat_tokens(model, messages, "", true, "", 0));
   return std::move(chat.tokens);
 }
@@ -43,7 +44,8 @@ Result<std::vector<int32_t>> look_up_prompt(const Model& model) {
     for (size_t left_out = facts.size(); left_out > from; left_out--) {
       if (left_out < facts.size() && facts[left_out] == kFact) continue;
       CARREL_ASSIGN(std::vector<int32_t> tokens, tokens_of(model, facts, from, left_out));
-      if (tokens.size() % block == 1 && tokens.size() > 4 * block) return tokens;  // the boundary lies before the last token, which is computed
+      if (tokens.size() % block == 1 && tokens.size() > 4 * block)
+        return tokens;  // the boundary lies before the last token, which is computed
     }
   }
   return fail(Code::kInternal, "the look-up text cannot be cut to whole blocks of " + std::to_string(block) + " tokens", model.name());

@@ -1,5 +1,5 @@
-// A look-up of the demo model on which lost state shows in words: facts, and a question about an early one, cut so that the last block boundary
-// falls behind the question. Pure but for the model's text front end.
+// A look-up of the demo model on which lost state shows in words: facts, and a question about an early one, cut so that the last block
+// boundary falls behind the question. Pure but for the model's text front end.
 #pragma once
 #include <cstdint>
 #include <vector>

@@ -88,12 +88,23 @@ Json counters_json(const StateStats& s) {
           {"quarantined", s.quarantined},
           {"key_collisions", s.key_collisions},
           {"check_failures",
-           {{"whole_blocks", s.check_failures[0]}, {"layout", s.check_failures[1]}, {"intersection", s.check_failures[2]}, {"alignment", s.check_failures[3]}}}};
+           {{"whole_blocks", s.check_failures[0]},
+            {"layout", s.check_failures[1]},
+            {"intersection", s.check_failures[2]},
+            {"alignment", s.check_failures[3]}}}};
 }
 
 std::string tiers_text(const StateStats& s) {
   return "tiers: device " + megabytes(s.budget_bytes) + "; host memory " +
          (s.host_budget_bytes > 0 ? megabytes(s.host_budget_bytes) : "off (cache.offload.enable)") + "; disk not in this version\n";
+}
+
+/// "csa, hca"; empty: the model has none of the kind.
+std::string groups_of(const ModelState& state, StateKind kind) {
+  std::string names;
+  for (const StateSpec& g : state.groups)
+    if (g.kind == kind) names += (names.empty() ? "" : ", ") + g.name;
+  return names;
 }
 
 std::string ladder_text(const StateStats& s) {
@@ -134,25 +145,25 @@ std::string state_json(const std::string& model, const ModelState& state, const 
 }
 
 std::string state_text(const std::string& model, const ModelState& state, const StateStats& stats) {
-  std::string out = model + ": " + std::to_string(state.groups.size()) + " groups of state, blocks of " + std::to_string(state.block_size) + " tokens" +
-                    ladder_text(stats) + "; rings and registers of a running request " + std::to_string(state.slot_bytes) + " bytes\n\n";
+  std::string out = model + ": " + std::to_string(state.groups.size()) + " groups of state, blocks of " + std::to_string(state.block_size) +
+                    " tokens" + ladder_text(stats) + "; rings and registers of a running request " + std::to_string(state.slot_bytes) +
+                    " bytes\n\n";
   Table table;
   table.row({"group", "kind", "layers", "rows of a layer", "bytes, all layers", "page of a block", "form"});
   for (const StateSpec& g : state.groups) {
     const GroupFigures f = figures_of(g, state.block_size);
-    table.row({g.name, std::string(to_string(g.kind)), std::to_string(g.n_layers), rows(g, f) + (g.window > 0 ? ", window of " + std::to_string(g.window) : ""),
-               grain(f), std::to_string(f.page_bytes) + (f.padding_bytes > 0 ? " (" + std::to_string(f.padding_bytes) + " padding)" : ""),
+    table.row({g.name, std::string(to_string(g.kind)), std::to_string(g.n_layers),
+               rows(g, f) + (g.window > 0 ? ", window of " + std::to_string(g.window) : ""), grain(f),
+               std::to_string(f.page_bytes) + (f.padding_bytes > 0 ? " (" + std::to_string(f.padding_bytes) + " padding)" : ""),
                std::string(to_string(g.dtype))});
   }
   out += table.text();
   for (const StateKind kind : kStateKinds) {
-    std::string names;
-    for (const StateSpec& g : state.groups)
-      if (g.kind == kind) names += (names.empty() ? "" : ", ") + g.name;
+    const std::string names = groups_of(state, kind);
     if (names.empty()) continue;
     const KindWords& w = words_of(kind);
-    out += "\n" + std::string(to_string(kind)) + " (" + names + "): " + std::string(w.what) + "\n  life      " + std::string(w.life) + "\n  restored  " +
-           std::string(w.restore) + "\n  a hit needs  " + std::string(w.hit) + "\n";
+    out += "\n" + std::string(to_string(kind)) + " (" + names + "): " + std::string(w.what) + "\n  life         " + std::string(w.life) +
+           "\n  restored     " + std::string(w.restore) + "\n  a hit needs  " + std::string(w.hit) + "\n";
   }
   return out + "\n" + tiers_text(stats);
 }
@@ -160,15 +171,21 @@ std::string state_text(const std::string& model, const ModelState& state, const 
 std::vector<std::string> state_lines(const ModelState& state, const StateStats& stats) {
   std::vector<std::string> out;
   out.push_back("states: block " + std::to_string(state.block_size) + " tokens, " + std::to_string(state.groups.size()) + " groups, " +
-                std::to_string(state.slot_bytes) + " bytes of rings and registers per sequence" + ladder_text(stats) + "; " + tiers_text(stats));
+                std::to_string(state.slot_bytes) + " bytes of rings and registers per sequence" + ladder_text(stats) + "; " +
+                tiers_text(stats));
   out.back().pop_back();
   for (const StateSpec& g : state.groups) {
     const GroupFigures f = figures_of(g, state.block_size);
-    const KindWords& w = words_of(g.kind);
-    out.push_back("state " + g.name + " kind=" + std::string(to_string(g.kind)) + " layers=" + std::to_string(g.n_layers) + " ratio=" + std::to_string(g.ratio) +
-                  " row_bytes=" + std::to_string(f.row_bytes) + " dtype=" + std::string(to_string(g.dtype)) + " window=" + std::to_string(g.window) +
-                  " page_bytes=" + std::to_string(f.page_bytes) + " padding_bytes=" + std::to_string(f.padding_bytes) + "; life: " + std::string(w.life) +
-                  "; restored: " + std::string(w.restore) + "; hit needs: " + std::string(w.hit));
+    out.push_back("state " + g.name + " kind=" + std::string(to_string(g.kind)) + " layers=" + std::to_string(g.n_layers) +
+                  " ratio=" + std::to_string(g.ratio) + " row_bytes=" + std::to_string(f.row_bytes) +
+                  " dtype=" + std::string(to_string(g.dtype)) + " window=" + std::to_string(g.window) +
+                  " page_bytes=" + std::to_string(f.page_bytes) + " padding_bytes=" + std::to_string(f.padding_bytes));
+  }
+  for (const StateKind kind : kStateKinds) {
+    if (groups_of(state, kind).empty()) continue;
+    const KindWords& w = words_of(kind);
+    out.push_back("state kind " + std::string(to_string(kind)) + ": life: " + std::string(w.life) +
+                  "; restored: " + std::string(w.restore) + "; a hit needs: " + std::string(w.hit));
   }
   return out;
 }

@@ -7,11 +7,12 @@
 
 namespace carrel {
 
-/// One object: block, ladder, epoch, groups with their rules and figures, tiers, counters. live: with what is held now, counted and measured.
+/// One object: block, ladder, epoch, groups with their rules and figures, tiers, counters. live: with what is held now, counted and
+/// measured.
 std::string state_json(const std::string& model, const ModelState& state, const StateStats& stats, bool live);
 /// For people; what the model registers.
 std::string state_text(const std::string& model, const ModelState& state, const StateStats& stats);
-/// One line a group and one before them.
+/// For the start log: one line for all, one a group, one a kind.
 std::vector<std::string> state_lines(const ModelState& state, const StateStats& stats);
 
 }  // namespace carrel

@@ -48,7 +48,8 @@ Answer run_drills_route(AdminCall& call) {
   std::string names;
   for (const std::string& n : set.names) names += (names.empty() ? "" : " ") + n;
   const auto record = [&] {
-    return call.s.catalog->record_act(call.actor(), AuditAction::kDrillRun, call.s.engine->model().name(), {{"names", names.empty() ? "all" : names}});
+    return call.s.catalog->record_act(call.actor(), AuditAction::kDrillRun, call.s.engine->model().name(),
+                                      {{"names", names.empty() ? "all" : names}});
   };
   CARREL_ASSIGN(std::string document, call.s.drills->run(set, record, call.http.client_gone));
   return document + "\n";
@@ -60,7 +61,8 @@ Answer show_state(AdminCall& call) {
 }
 
 /// The prompt as the matching route would read it; the sampling around it is not looked at.
-Result<Request> read_prompt(const AdminCall& call, Json object, const Namespace& space, const std::string& tenant, std::vector<std::string>& ignored) {
+Result<Request> read_prompt(const AdminCall& call, Json object, const Namespace& space, const std::string& tenant,
+                            std::vector<std::string>& ignored) {
   const bool chat = object.contains("messages"), text = object.contains("prompt"), input = object.contains("input");
   if (chat + text + input != 1) return fail(Code::kInvalidArgument, "give one of messages, prompt and input", "messages");
   const Model& model = call.s.engine->model();
@@ -69,7 +71,8 @@ Result<Request> read_prompt(const AdminCall& call, Json object, const Namespace&
   const Dialect dialect = chat ? Dialect::kChat : text ? Dialect::kCompletion : Dialect::kInfer;
   GenerateDefaults defaults;
   defaults.strict = call.strict();
-  CARREL_ASSIGN(GenerateCall parsed, parse_generate(dialect, dump(object), model, {tenant, call.key.id, space.id, space.secret}, defaults, call.s.env, call.http.id));
+  CARREL_ASSIGN(GenerateCall parsed, parse_generate(dialect, dump(object), model, {tenant, call.key.id, space.id, space.secret}, defaults,
+                                                    call.s.env, call.http.id));
   if (parsed.requests.size() != 1) return fail(Code::kInvalidArgument, "one prompt at a time is explained", text ? "prompt" : "n");
   ignored = std::move(parsed.ignored);
   return std::move(parsed.requests.front());
@@ -131,7 +134,8 @@ Answer answer(AdminCall& call, std::string_view method, std::string_view path) {
 
 }  // namespace
 
-void handle_admin(const AdminServices& s, std::string_view method, std::string_view path, const KeyInfo& key, HttpRequest& http, HttpResponse& out) {
+void handle_admin(const AdminServices& s, std::string_view method, std::string_view path, const KeyInfo& key, HttpRequest& http,
+                  HttpResponse& out) {
   AdminCall call{s, key, http, {}};
   auto done = answer(call, method, path);
   if (!done) return set_error(out, done.error(), http.id);

@@ -1,7 +1,7 @@
 // The management plane, `/admin/v1/`: drills, state, cache. Called when the key was found to have scope admin.
 //
-// Threads: connection threads; everything is borrowed. Acts (drills, verify, purge) are audited before they are done; one that cannot be audited
-// is not done.
+// Threads: connection threads; everything is borrowed. Acts (drills, verify, purge) are audited before they are done; one that cannot be
+// audited is not done.
 #pragma once
 #include "app/admin/drill_service.h"
 #include "app/api/generate.h"
@@ -21,6 +21,7 @@ struct AdminServices {
 };
 
 /// method and path: of a route of plane admin.
-void handle_admin(const AdminServices& s, std::string_view method, std::string_view path, const KeyInfo& key, HttpRequest& http, HttpResponse& out);
+void handle_admin(const AdminServices& s, std::string_view method, std::string_view path, const KeyInfo& key, HttpRequest& http,
+                  HttpResponse& out);
 
 }  // namespace carrel

@@ -30,7 +30,8 @@ constexpr Route kRoutes[] = {
     {"GET", "/admin/v1/drills", kAdmin, "The table of drills, the one at work, the last results."},
     {"POST", "/admin/v1/drills", kAdmin, "Run drills beside serving, one go at a time: {\"names\", \"show_damage\"}."},
     {"GET", "/admin/v1/state", kAdmin, "Groups of state with their rules and figures, tiers, counters."},
-    {"POST", "/admin/v1/cache/explain", kAdmin, "What of a prompt would be reused and why not more; nothing is taken: {\"tenant\", \"messages\"|\"prompt\"|\"input\"}."},
+    {"POST", "/admin/v1/cache/explain", kAdmin,
+     "What of a prompt would be reused and why not more; nothing is taken: {\"tenant\", \"messages\"|\"prompt\"|\"input\"}."},
     {"POST", "/admin/v1/cache/verify", kAdmin, "Compute every record's digest again."},
     {"POST", "/admin/v1/cache/purge", kAdmin, "Drop one tenant's cached state from every tier: {\"tenant\"}."},
 };
@@ -261,10 +262,11 @@ struct Api::Impl {
                    call.key.id.empty() ? "-" : call.key.id, route, status, ms);
     else
       spdlog::info(
-          "request id={} tenant={} key={} route={} status={} ms={:.1f} prompt={} nominal={} effective={} restored={} completion={} queue_ms={:.1f} "
+          "request id={} tenant={} key={} route={} status={} ms={:.1f} prompt={} nominal={} effective={} restored={} completion={} "
+          "queue_ms={:.1f} "
           "ttft_ms={:.1f} finish={} vetoes={}",
-          call.http.id, tenant, call.key.id, route, status, ms, o->prompt_tokens, o->match.nominal, o->match.effective,
-          o->match.restored, o->completion_tokens, static_cast<double>(o->queue_ns) / 1e6, static_cast<double>(o->ttft_ns) / 1e6,
+          call.http.id, tenant, call.key.id, route, status, ms, o->prompt_tokens, o->match.nominal, o->match.effective, o->match.restored,
+          o->completion_tokens, static_cast<double>(o->queue_ns) / 1e6, static_cast<double>(o->ttft_ns) / 1e6,
           o->finish.empty() ? "error" : o->finish, veto_words(o->match));
   }
 
@@ -391,7 +393,8 @@ struct Api::Impl {
     m.set("carrel_restored_records_total", {{"tier", "host_memory"}}, static_cast<double>(s.restored));
     m.set("carrel_evictions_total", {{"tier", "host_memory"}, {"reason", "capacity"}}, static_cast<double>(s.host_evicted));
     if (s.host_budget_bytes > 0)
-      m.set("carrel_tier_watermark_ratio", {{"tier", "host_memory"}}, static_cast<double>(s.host_bytes) / static_cast<double>(s.host_budget_bytes));
+      m.set("carrel_tier_watermark_ratio", {{"tier", "host_memory"}},
+            static_cast<double>(s.host_bytes) / static_cast<double>(s.host_budget_bytes));
   }
 
   void models(Call& call) const {

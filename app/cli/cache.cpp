@@ -18,7 +18,9 @@ constexpr uint64_t kMostPromptBytes = 8u << 20;
 Result<std::string> explain_body(const CacheArgs& args) {
   const int n_given = !args.prompt_file.empty() + !args.messages_file.empty() + !args.input_file.empty();
   if (n_given != 1) return fail(Code::kInvalidArgument, "give one of --messages, --prompt and --input");
-  const std::string& file = !args.messages_file.empty() ? args.messages_file : !args.prompt_file.empty() ? args.prompt_file : args.input_file;
+  const std::string& file = !args.messages_file.empty() ? args.messages_file
+                            : !args.prompt_file.empty() ? args.prompt_file
+                                                        : args.input_file;
   CARREL_ASSIGN(const std::string text, read_file(Env::real(), file, kMostPromptBytes));
   Json body = Json::object();
   if (!args.messages_file.empty()) {
@@ -59,16 +61,18 @@ Result<int> act(const CacheArgs& args, const char* path, const Json& body, int (
 
 int say_verified(const Json& j, bool json) {
   const bool ok = j.value("ok", false);
-  const auto records = static_cast<long long>(j.value("records", int64_t{0})), bad = static_cast<long long>(j.value("quarantined", int64_t{0}));
+  const auto records = static_cast<long long>(j.value("records", int64_t{0})),
+             bad = static_cast<long long>(j.value("quarantined", int64_t{0}));
   if (!json && ok) std::printf("%lld records are what was published\n", records);
-  if (!json && !ok) std::printf("%lld of %lld records are not what was published and were taken out of use: test the machine's memory\n", bad, records);
+  if (!json && !ok)
+    std::printf("%lld of %lld records are not what was published and were taken out of use: test the machine's memory\n", bad, records);
   return ok ? 0 : 1;
 }
 
 int say_purged(const Json& j, bool json) {
   if (!json)
-    std::printf("tenant %s: %lld records dropped, from every tier; running requests finish and leave nothing behind\n", j.value("tenant", "").c_str(),
-                static_cast<long long>(j.value("dropped_records", int64_t{0})));
+    std::printf("tenant %s: %lld records dropped, from every tier; running requests finish and leave nothing behind\n",
+                j.value("tenant", "").c_str(), static_cast<long long>(j.value("dropped_records", int64_t{0})));
   return 0;
 }
 

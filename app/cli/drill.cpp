@@ -1,10 +1,9 @@
 // Drills and the listing of states: a model is loaded, nothing is served.
-#include "app/admin/drill_run.h"
-
 #include <unistd.h>
 
 #include <cstdio>
 
+#include "app/admin/drill_run.h"
 #include "app/admin/state_report.h"
 #include "app/cli/cli.h"
 #include "app/lifecycle/engine_room.h"

@@ -19,7 +19,8 @@ std::unexpected<Error> refusal(const ClientAnswer& answer, const std::string& ur
   std::string message = "the server answered with status " + std::to_string(answer.status);
   const auto j = nlohmann::json::parse(answer.body, nullptr, false);
   if (j.is_object() && j.contains("error") && j["error"].is_object()) message = j["error"].value("message", message);
-  if (answer.status == 401 || answer.status == 403) message += "; `carrel key create --scope admin` makes a key for this, CARREL_KEY or --key gives it";
+  if (answer.status == 401 || answer.status == 403)
+    message += "; `carrel key create --scope admin` makes a key for this, CARREL_KEY or --key gives it";
   return fail(code_of(answer.status), message, url);
 }
 

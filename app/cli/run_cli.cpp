@@ -21,8 +21,12 @@ std::string default_data_dir() {
 
 constexpr const char* kThreadsHelp = "threads of the CPU back end; never changes a result";
 
-CommonArgs& common_of(CommonArgs& args) { return args; }
-CommonArgs& common_of(CacheArgs& args) { return args.server.common; }
+CommonArgs& common_of(CommonArgs& args) {
+  return args;
+}
+CommonArgs& common_of(CacheArgs& args) {
+  return args.server.common;
+}
 template <class Args>
 CommonArgs& common_of(Args& args) {
   return args.common;
@@ -48,7 +52,8 @@ CLI::App* add(CLI::App& parent, const char* name, const char* what, Args& args, 
 }
 
 /// The same for a command that asks a running server; a key is better given by the environment, where other users do not see it.
-CLI::App* add_remote(CLI::App& parent, const char* name, const char* what, CacheArgs& args, int (*command)(const CacheArgs&), std::function<int()>& chosen) {
+CLI::App* add_remote(CLI::App& parent, const char* name, const char* what, CacheArgs& args, int (*command)(const CacheArgs&),
+                     std::function<int()>& chosen) {
   CLI::App* sub = add(parent, name, what, args, command, chosen);
   sub->add_option("--url", args.server.url, "the server (default: https://127.0.0.1:8443)");
   sub->add_option("--key", args.server.key, "key with scope admin (default: CARREL_KEY)")->envname("CARREL_KEY");
@@ -205,13 +210,15 @@ int run_cli(int argc, char** argv) {
   damage->add_flag("--hide-damage", drill.hide_damage, "do not");
 
   StateArgs state;
-  CLI::App* st = add(app, "state", "the states that a model registers: size, life, how they are restored, what a hit needs", state, cmd_state, chosen);
+  CLI::App* st =
+      add(app, "state", "the states that a model registers: size, life, how they are restored, what a hit needs", state, cmd_state, chosen);
   st->add_option("--model", state.model, "imported name, model folder, .gguf file, or demo (default)");
   st->add_option("--config", state.common.config_file, "configuration file (YAML)");
 
   CLI::App* cache = app.add_subcommand("cache", "the cache of a running server: explain, verify, purge")->require_subcommand(1);
   CacheArgs cache_explain, cache_verify, cache_purge;
-  CLI::App* ce = add_remote(*cache, "explain", "what of a prompt would be reused, and why not more", cache_explain, cmd_cache_explain, chosen);
+  CLI::App* ce =
+      add_remote(*cache, "explain", "what of a prompt would be reused, and why not more", cache_explain, cmd_cache_explain, chosen);
   ce->add_option("--messages", cache_explain.messages_file, "file with a chat: a JSON array of messages, or a request body");
   ce->add_option("--prompt", cache_explain.prompt_file, "file with a text, as /v1/completions takes it");
   ce->add_option("--input", cache_explain.input_file, "file with a text, as /v1/infer takes it");

@@ -24,7 +24,8 @@ size_t host_budget(const Config& config) {
   }
   const uint64_t asked = config.size_bytes("cache.offload.host_memory_size"), most = machine_memory_bytes() / 2;
   if (asked > most)
-    spdlog::warn("cache.offload.host_memory_size is {} MB, half of this machine's memory is {} MB: the host tier is limited to that", asked / 1'000'000, most / 1'000'000);
+    spdlog::warn("cache.offload.host_memory_size is {} MB, half of this machine's memory is {} MB: the host tier is limited to that",
+                 asked / 1'000'000, most / 1'000'000);
   return static_cast<size_t>(std::min(asked, most));
 }
 

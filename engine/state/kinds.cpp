@@ -9,7 +9,8 @@ namespace {
 
 constexpr KindWords kKinds[] = {
     {StateKind::kCompressedKv, "keys and values of every token, plain or several tokens to a row; only grows",
-     "a record per block, kept from the moment the block is full; a prefix is dropped from its end backwards, and at once when no resume point "
+     "a record per block, kept from the moment the block is full; a prefix is dropped from its end backwards, and at once when no resume "
+     "point "
      "needs it",
      "whole records come back from host memory, digest checked; else computed again", "every block from the first token to the point"},
     {StateKind::kTail, "the seed of the next compressed row: what the last block leaves to the one after it",
@@ -19,11 +20,11 @@ constexpr KindWords kKinds[] = {
      "a record per block; those in the middle of a prompt are dropped first, the last window of a conversation last",
      "the records of the window come back from host memory, digest checked; else computed again",
      "the blocks that hold the W − 1 tokens before the point"},
-    {StateKind::kIndexer, "keys by which the indexer chooses compressed rows; grows with them",
-     "like the compressed rows it belongs to", "whole records come back from host memory, digest checked; else computed again",
-     "every block from the first token to the point"},
+    {StateKind::kIndexer, "keys by which the indexer chooses compressed rows; grows with them", "like the compressed rows it belongs to",
+     "whole records come back from host memory, digest checked; else computed again", "every block from the first token to the point"},
     {StateKind::kRecurrent, "registers: one value that sums up all tokens so far",
-     "kept at state points only: the prompt's end, ends of messages, junctions, the rungs of the ladder; thinned when the namespace's share of the "
+     "kept at state points only: the prompt's end, ends of messages, junctions, the rungs of the ladder; thinned when the namespace's "
+     "share of the "
      "budget is used up",
      "copied from the record into the sequence's slot, from host memory with its digest checked; else computed again",
      "the registers at exactly the point"},
@@ -34,12 +35,15 @@ constexpr std::string_view kResidencies[] = {"absent", "evicted", "quarantined",
 VetoWords absent(StateKind kind) {
   if (kind == StateKind::kRecurrent)
     return {"no registers were kept at this point", "nothing to do: this request leaves them there, and the next one hits"};
-  return {"it was computed, but not kept at this point", "nothing to do: this request keeps it, and the next one hits (store: false keeps nothing)"};
+  return {"it was computed, but not kept at this point",
+          "nothing to do: this request keeps it, and the next one hits (store: false keeps nothing)"};
 }
 
 VetoWords evicted(StateKind kind) {
-  std::string cure = "raise cache.max_size_gb, or keep what is dropped in host memory (cache.offload.enable, cache.offload.host_memory_size)";
-  if (kind == StateKind::kWindow) return {"the window at this point was dropped to make room; those in the middle of a prompt go first", std::move(cure)};
+  std::string cure =
+      "raise cache.max_size_gb, or keep what is dropped in host memory (cache.offload.enable, cache.offload.host_memory_size)";
+  if (kind == StateKind::kWindow)
+    return {"the window at this point was dropped to make room; those in the middle of a prompt go first", std::move(cure)};
   if (kind == StateKind::kRecurrent) return {"the registers at this point were dropped to make room, or thinned out", std::move(cure)};
   return {"it was dropped to make room", std::move(cure)};
 }
@@ -47,7 +51,8 @@ VetoWords evicted(StateKind kind) {
 /// A check that fails is a fault of memory or of Carrel, never of the request.
 VetoWords failed(std::string what) {
   return {std::move(what) + "; the record was refused",
-          "computed again now, so that the next one hits; look for the error in the log, run `carrel drill`, and test the machine's memory if it "
+          "computed again now, so that the next one hits; look for the error in the log, run `carrel drill`, and test the machine's memory "
+          "if it "
           "comes back"};
 }
 
@@ -95,7 +100,8 @@ VetoWords explain_veto(StateKind kind, std::string_view residency) {
   if (residency == "half_block") return failed("check 1: a record lacks rows of its block");
   if (residency == "layout") return failed("check 2: a record is laid out otherwise than the kernels read it");
   if (residency == "epoch")
-    return {"check 3: a record was made before the layout or the model changed", "nothing to do: computed again now, and the next one hits"};
+    return {"check 3: a record was made before the layout or the model changed",
+            "nothing to do: computed again now, and the next one hits"};
   if (residency == "alignment") return failed("check 4: a record lies at an address that kernels cannot read");
   return {"not known to this version: " + std::string(residency), "look into the log"};
 }
@@ -119,7 +125,8 @@ std::string vetoes_markdown() {
         rows.emplace_back(name, std::move(words));
     }
     for (const auto& [kinds, words] : rows)
-      out += row({"`" + std::string(residency) + "`", rows.size() == 1 ? std::string_view("any") : std::string_view(kinds), words.reason, words.cure});
+      out += row({"`" + std::string(residency) + "`", rows.size() == 1 ? std::string_view("any") : std::string_view(kinds), words.reason,
+                  words.cure});
   }
   return out;
 }

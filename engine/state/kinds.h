@@ -1,5 +1,5 @@
-// What an administrator is told of state: each kind's life, how it is restored and what a hit needs of it, how much a group takes, and why a
-// match was shortened. The one place of these words: start log, `carrel state`, `usage.carrel`, the admin API and the tables of
+// What an administrator is told of state: each kind's life, how it is restored and what a hit needs of it, how much a group takes, and why
+// a match was shortened. The one place of these words: start log, `carrel state`, `usage.carrel`, the admin API and the tables of
 // docs/state.md and docs/operate/explain.md (checked by a test) are made from it.
 //
 // Pure functions over constant tables; any thread.
@@ -28,10 +28,10 @@ std::string kinds_markdown();
 
 /// What one group takes, all its layers.
 struct GroupFigures {
-  size_t row_bytes = 0;       // one logical row of one layer
-  int64_t rows_per_page = 0;  // of one layer
-  double bytes_per_token = 0;  // of kinds that have rows for every token, padding left out; else 0
-  size_t bytes_per_point = 0;  // of kinds that are a value at one position, padding left out; else 0
+  size_t row_bytes = 0;                      // one logical row of one layer
+  int64_t rows_per_page = 0;                 // of one layer
+  double bytes_per_token = 0;                // of kinds that have rows for every token, padding left out; else 0
+  size_t bytes_per_point = 0;                // of kinds that are a value at one position, padding left out; else 0
   size_t page_bytes = 0, padding_bytes = 0;  // padding: of the page
 };
 GroupFigures figures_of(const StateSpec& spec, int block_size);

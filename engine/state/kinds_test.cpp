@@ -20,9 +20,9 @@ TEST(Kinds, EachHasItsWordsInTheOrderOfTheVocabulary) {
 }
 
 TEST(Kinds, TheHandbookHasTheSameTables) {
-  const std::string state = *read_file(Env::real(), "docs/state.md");
+  const std::string state = read_file(Env::real(), "docs/state.md").value_or("");
   EXPECT_NE(state.find(kinds_markdown()), std::string::npos) << "docs/state.md must hold:\n" << kinds_markdown();
-  const std::string explain = *read_file(Env::real(), "docs/operate/explain.md");
+  const std::string explain = read_file(Env::real(), "docs/operate/explain.md").value_or("");
   EXPECT_NE(explain.find(vetoes_markdown()), std::string::npos) << "docs/operate/explain.md must hold:\n" << vetoes_markdown();
 }
 
@@ -33,7 +33,8 @@ TEST(Kinds, FiguresAddUpToThePage) {
   EXPECT_EQ(f.bytes_per_token, 66);
   EXPECT_EQ(f.bytes_per_point, 0u);
   EXPECT_EQ(f.page_bytes, f.padding_bytes + 2 * 32 * 132);
-  const StateSpec registers{.name = "conv", .kind = StateKind::kRecurrent, .n_layers = 3, .ratio = 0, .row_elems = 10, .n_rows = 2, .dtype = DType::kF32};
+  const StateSpec registers{
+      .name = "conv", .kind = StateKind::kRecurrent, .n_layers = 3, .ratio = 0, .row_elems = 10, .n_rows = 2, .dtype = DType::kF32};
   const GroupFigures r = figures_of(registers, 64);
   EXPECT_EQ(r.bytes_per_point, 3u * 2 * 40);
   EXPECT_EQ(r.bytes_per_token, 0);
@@ -52,7 +53,7 @@ TEST(Kinds, EveryResidencyIsExplained) {
 }
 
 /// What the hit rule can answer is what the words are for.
-TEST(Kinds, ResiduesOfTheHitRuleAreKnown) {
+TEST(Kinds, ResidenciesOfTheHitRuleAreKnown) {
   const ModelState model{.groups = {{.name = "kv", .n_layers = 1, .ratio = 1, .row_elems = 16}}, .block_size = 64};
   const std::vector<RowLayout> layouts{layout_of(model.groups[0], 64)};
   const RecordRule rule{layouts, 1, 1};
@@ -71,11 +72,20 @@ TEST(Kinds, ResiduesOfTheHitRuleAreKnown) {
   block.records[0] = std::make_unique<Record>();
   Record& r = *block.records[0];
   const auto fresh = [&] { r.data = bytes, r.n_rows = 64, r.layout = r.epoch = 1; };
-  fresh(), EXPECT_EQ(residency(block, 0, rule), "");
-  fresh(), r.n_rows = 1, EXPECT_TRUE(known(residency(block, 0, rule)));
-  fresh(), r.layout = 2, EXPECT_TRUE(known(residency(block, 0, rule)));
-  fresh(), r.epoch = 0, EXPECT_TRUE(known(residency(block, 0, rule)));
-  fresh(), r.data = bytes + 4, EXPECT_TRUE(known(residency(block, 0, rule)));
+  fresh();
+  EXPECT_EQ(residency(block, 0, rule), "");
+  fresh();
+  r.n_rows = 1;
+  EXPECT_TRUE(known(residency(block, 0, rule)));
+  fresh();
+  r.layout = 2;
+  EXPECT_TRUE(known(residency(block, 0, rule)));
+  fresh();
+  r.epoch = 0;
+  EXPECT_TRUE(known(residency(block, 0, rule)));
+  fresh();
+  r.data = bytes + 4;
+  EXPECT_TRUE(known(residency(block, 0, rule)));
 }
 
 }  // namespace

@@ -114,7 +114,7 @@ class Drills(unittest.TestCase):
         first = []
         runner = threading.Thread(target=lambda: first.append(act("drills", {"names": ["toctou", "bit-flip"], "show_damage": False}, timeout=300)))
         runner.start()
-        while look("drills")[1]["running"] is None and runner.is_alive():
+        while look("drills")[1]["running"] != "toctou" and runner.is_alive():
             time.sleep(0.01)
         n = len([x for x in audit() if x[1] == "drill.run"])
         status, r = act("drills")
@@ -238,15 +238,15 @@ class Purge(unittest.TestCase):
 class HostTier(unittest.TestCase):
     def test_what_leaves_the_device_comes_back(self):
         """A device cache of a few prompts: earlier ones go to host memory and are restored; usage, metrics and log say so."""
-        small = Server(env={"CARREL_CACHE_MAX_SIZE_GB": "0.02", "CARREL_MODEL_MAX_SEQUENCE_LENGTH": "1024", "CARREL_CACHE_OFFLOAD_ENABLE": "true", "CARREL_CACHE_OFFLOAD_HOST_MEMORY_SIZE": "256MB"})
+        small = Server(env={"CARREL_CACHE_MAX_SIZE_GB": "0.01", "CARREL_MODEL_MAX_SEQUENCE_LENGTH": "1024", "CARREL_CACHE_OFFLOAD_ENABLE": "true", "CARREL_CACHE_OFFLOAD_HOST_MEMORY_SIZE": "256MB"})
         try:
             def ask(i):
                 body = {"model": "demo", "messages": [{"role": "user", "content": f"Text {i}. " + FACTS}], "temperature": 0, "max_tokens": 2, "logprobs": True}
                 status, r = small.call("/v1/chat/completions", body)
                 self.assertEqual(status, 200, r)
                 return r
-            first = [ask(i) for i in range(24)]
-            again = [ask(i) for i in range(24)]
+            first = [ask(i) for i in range(120)]
+            again = [ask(i) for i in range(120)]
             restored = sum(r["usage"]["carrel"]["restored"] for r in again)
             self.assertGreater(restored, 0)
             self.assertEqual([r["choices"] for r in first], [r["choices"] for r in again])
@@ -265,21 +265,28 @@ class HostTier(unittest.TestCase):
 
     def test_vetoes_are_told_in_usage_log_and_metrics(self):
         """Without a lower tier, what was dropped is a veto with its reason and cure, in every dialect and in streams."""
-        small = Server(env={"CARREL_CACHE_MAX_SIZE_GB": "0.008", "CARREL_MODEL_MAX_SEQUENCE_LENGTH": "1024"})
+        small = Server(env={"CARREL_CACHE_MAX_SIZE_GB": "0.01", "CARREL_MODEL_MAX_SEQUENCE_LENGTH": "1024"})
         try:
-            def usage(i, stream):
-                body = {"model": "demo", "input": f"Text {i}. " + FACTS, "temperature": 0, "max_tokens": 2, "stream": stream}
-                status, _, data = small.request("POST", "/v1/infer", body)
+            def usage(path, prompt, stream):
+                body = {"model": "demo", "temperature": 0, "max_tokens": 2, "stream": stream, **prompt}
+                if stream and path != "infer":
+                    body["stream_options"] = {"include_usage": True}
+                status, _, data = small.request("POST", "/v1/" + path, body)
                 self.assertEqual(status, 200, data)
                 if not stream:
                     return json.loads(data)["usage"]["carrel"]
                 return [json.loads(x[6:]) for x in data.decode().split("\n\n") if x.startswith("data: {")][-1]["usage"]["carrel"]
+            dialects = (("infer", lambda t: {"input": t}), ("chat/completions", lambda t: {"messages": [{"role": "user", "content": t}]}), ("completions", lambda t: {"prompt": t}))
+            for i in range(120):  # windows in mid-prompt are the first to go
+                usage(dialects[i % 3][0], dialects[i % 3][1](f"Text {i}. " + FACTS), False)
+            half = ". ".join(FACTS.split(". ")[:36])
             seen = []
-            for n in range(60):
-                seen += usage(n % 7, n % 2 == 1)["veto"]
-                if len(seen) > 3:
-                    break
-            self.assertTrue(seen)
+            for i in range(108, 114):
+                path, prompt = dialects[i % 3]
+                found = usage(path, prompt(f"Text {i}. " + half + " Who keeps the lion room?"), i < 111)
+                self.assertLess(found["effective"], found["nominal"], path)
+                self.assertTrue(found["veto"], path)
+                seen += found["veto"]
             for v in seen:
                 self.assertEqual(set(v), {"kind", "group", "position", "residency", "reason", "cure"})
                 self.assertTrue(v["reason"] and v["cure"])

@@ -159,7 +159,7 @@ class Cli(unittest.TestCase):
         self.assertEqual(out.returncode, 0, out.stderr)
         self.assertRegex(out.stdout, r"(?m)^drill +verdict +damage +counter +reused tokens +ms$")
         self.assertRegex(out.stdout, r"(?m)^missing-window +passed +\S+: record evicted at token \d+ +vetoes\{window\} 0 → 1 +\d+ of \d+ +\d+$")
-        self.assertRegex(out.stdout, r"(?m)^lost +answered +the damaged state would have answered$")
+        self.assertRegex(out.stdout, r"(?m)^drill +lost +answered +the damaged state would have answered$")
         self.assertIn("2 passed, 0 failed, 0 not applicable to demo", out.stdout)
         self.assertNotIn("\r", out.stderr)
         plain = carrel("drill", "missing-window", "--hide-damage", data=self.data)
@@ -181,9 +181,14 @@ class Cli(unittest.TestCase):
         text = carrel("state", data=self.data).stdout
         for words in ("blocks of 128 tokens", "csa.index", "a hit needs", "host memory off (cache.offload.enable)", "disk not in this version"):
             self.assertIn(words, text)
-        recurrent = self.json("state", "--model", "tests/golden/models/lfm2")
+        folder = os.path.join(self.data, "lfm2")  # the vectors have no tokenizer; any one will do
+        shutil.copytree("tests/golden/models/lfm2", folder)
+        shutil.copy(os.path.join(DEMO, "tokenizer.json"), folder)
+        recurrent = self.json("state", "--model", folder)
         self.assertIn("recurrent", {g["kind"] for g in recurrent["groups"]})
         self.assertGreater(recurrent["ladder_tokens"], 0)
+        lost = self.json("drill", "missing-recurrent", "--model", folder)
+        self.assertEqual((lost["passed"], lost["n_passed"], lost["show_damage"]), (True, 1, False))
 
     def test_a_command_that_only_looks_makes_no_folder(self):
         absent = os.path.join(self.data, "absent")
