@@ -351,6 +351,9 @@ struct Api::Impl {
     m.set("carrel_graph_plans_total", {}, static_cast<double>(e.graph_plans));
     m.set("carrel_graph_recompiles_total", {}, static_cast<double>(e.graph_replans));
     m.set("carrel_graph_refused_total", {}, static_cast<double>(e.graph_refused));
+    for (const auto& [result, n] :
+         {std::pair{"sampled", e.shadow_sampled}, {"verified", e.shadow_verified}, {"mismatch", e.shadow_mismatches}, {"dropped", e.shadow_dropped}})
+      m.set("carrel_shadow_verify_total", {{"result", result}}, static_cast<double>(n));
     m.set("carrel_engine_heartbeat_age_seconds", {}, static_cast<double>(e.heartbeat_age_ns) / 1e9);
     m.set("carrel_preemptions_total", {}, static_cast<double>(e.preempted));
     m.set("carrel_digest_mismatch_total", {}, static_cast<double>(e.state.digest_mismatches));

@@ -29,6 +29,7 @@ constexpr MetricInfo kTable[] = {
     {"carrel_state_captures_total", kCounter, "State points of recurrent groups: kept, or skipped for want of space."},
     {"carrel_state_check_failures_total", kCounter, "Hits refused by one of the four checks."},
     {"carrel_digest_mismatch_total", kCounter, "Recomputed blocks whose bits differ from the stored ones; must stay 0."},
+    {"carrel_shadow_verify_total", kCounter, "Answered hits kept for computing again: sampled, verified, mismatch (any is an alert), dropped."},
     {"carrel_state_bytes", kGauge, "Bytes of cache state by group."},
     {"carrel_state_records", kGauge, "Records of cache state by group."},
     {"carrel_tier_watermark_ratio", kGauge, "Share of a tier that is in use."},
