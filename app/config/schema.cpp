@@ -41,7 +41,7 @@ constexpr Setting kSettings[] = {
     {"cache.prefix_reuse.enabled", kFlag, "true", "", false, kRestart, true, "Reuse the state of known prefixes; off: every prompt is computed whole."},
     {"cache.prefix_reuse.require_state_complete", kFlag, "true", "", false, kRestart, true,
      "A hit counts only when every state is restorable; false is refused, since it would allow wrong answers."},
-    {"cache.prefix_reuse.shadow_verify_rate", kNumber, "0.0", "0..1", false, kRestart, false, "Share of hits that are recomputed in the background and compared."},
+    {"cache.prefix_reuse.shadow_verify_rate", kNumber, "0.0", "0..1", false, kRestart, true, "Share of hits that are computed again when nothing else waits, and compared."},
     {"cache.max_size_gb", kNumber, "auto", "0.01..100000", true, kRestart, true, "Memory for all cache state, in GB; auto: a quarter of the machine's memory."},
     {"cache.offload.enable", kFlag, "false", "", false, kRestart, true, "Keep state that leaves the device in lower tiers, from which it comes back whole or not at all."},
     {"cache.offload.tiers", kList, "vram,host_memory,disk", "vram|host_memory|disk", false, kRestart, true, "Tiers, fastest first; disk is not in this version, which a warning says at start."},

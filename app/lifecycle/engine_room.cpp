@@ -53,6 +53,7 @@ EngineConfig engine_config(const Config& config) {
   e.max_batch_size = static_cast<int>(config.integer("scheduler.max_batch_size"));
   e.max_num_seqs = static_cast<int>(std::min(config.integer("scheduler.max_num_seqs"), config.integer("server.max_concurrent_requests")));
   if (!config.is_auto("scheduler.prefill_chunk")) e.prefill_chunk = static_cast<int>(config.integer("scheduler.prefill_chunk"));
+  e.shadow_verify_rate = config.number("cache.prefix_reuse.shadow_verify_rate");
   e.max_queue_depth = static_cast<size_t>(config.integer("admission.max_queue_depth"));
   return e;
 }
