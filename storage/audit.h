@@ -24,7 +24,10 @@ namespace carrel {
   X(kKeyRotate, "key.rotate")           \
   X(kModelAdd, "model.add")             \
   X(kModelStatus, "model.status")       \
-  X(kModelRemove, "model.remove")
+  X(kModelRemove, "model.remove")       \
+  X(kDrillRun, "drill.run")             \
+  X(kCacheVerify, "cache.verify")       \
+  X(kCachePurge, "cache.purge")
 
 enum class AuditAction {
 #define X(name, text) name,

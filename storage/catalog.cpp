@@ -289,6 +289,10 @@ Result<CatalogFigures> Catalog::figures() {
   return f;
 }
 
+Status Catalog::record_act(std::string_view actor, AuditAction action, std::string_view object, const AuditDetail& detail) {
+  return impl_->change([&](Db& db) { return impl_->record(db, actor, action, object, detail); });
+}
+
 Result<std::vector<AuditEntry>> Catalog::audit(int64_t after_seq, int64_t limit) {
   std::vector<AuditEntry> out;
   CARREL_TRY(impl_->read([&](Db& db) -> Status {

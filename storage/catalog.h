@@ -43,9 +43,10 @@ struct Namespace {
   Digest secret = {};
 };
 
-#define CARREL_KEY_SCOPES(X) \
-  X(kInference, "inference") \
-  X(kMetricsRead, "metrics:read")
+#define CARREL_KEY_SCOPES(X)      \
+  X(kInference, "inference")      \
+  X(kMetricsRead, "metrics:read") \
+  X(kAdmin, "admin")
 
 enum class KeyScope {
 #define X(name, text) name,
@@ -165,6 +166,8 @@ class Catalog {
   Result<std::vector<UsageRow>> usage(const std::string& tenant, const std::string& from_day = {}, const std::string& to_day = {});
 
   // Audit.
+  /// An act that changes nothing in the catalog itself: a drill, a purge. Recorded before it is done, so that none goes unrecorded.
+  Status record_act(std::string_view actor, AuditAction action, std::string_view object, const AuditDetail& detail);
   Result<std::vector<AuditEntry>> audit(int64_t after_seq, int64_t limit);
   /// The number of entries when none was edited or removed; kCorrupt otherwise.
   Result<int64_t> verify_audit();

@@ -442,6 +442,16 @@ TEST(Catalog, EveryChangeIsAuditedOnce) {
   EXPECT_EQ(c->audit(4, 1)->at(0).seq, 5);
 }
 
+TEST(Catalog, ActsOutsideOfTheCatalogAreAuditedToo) {
+  FaultEnv env;
+  auto c = open_at(&env, "/data");
+  const int64_t before = c->verify_audit().value();
+  ASSERT_TRUE(c->record_act("key:abc", AuditAction::kCachePurge, "t", {{"namespace", "n"}}));
+  EXPECT_EQ(c->verify_audit(), before + 1);
+  const AuditEntry last = c->audit(before, 1)->at(0);
+  EXPECT_EQ(last.actor + " " + last.action + " " + last.object + " " + last.detail, R"(key:abc cache.purge t {"namespace":"n"})");
+}
+
 TEST(Catalog, AuditFindsEditsRemovalsAndACutTail) {
   FaultEnv env;
   const std::vector<std::string> attacks = {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "app/api/admin.h"
 #include "app/api/errors.h"
 #include "app/api/fields.h"
 #include "app/api/tokenize.h"
@@ -26,6 +27,13 @@ constexpr Route kRoutes[] = {
     {"POST", "/v1/detokenize", kTenant, "Text of token ids."},
     {"GET", "/v1/usage", kTenant, "Usage of the own tenant by day."},
     {"DELETE", "/v1/cache", kTenant, "Drop the own namespace's cached state."},
+    {"GET", "/admin/v1/drills", kAdmin, "The table of drills, the one at work, the last results."},
+    {"POST", "/admin/v1/drills", kAdmin, "Run drills beside serving, one go at a time: {\"names\", \"show_damage\"}."},
+    {"GET", "/admin/v1/state", kAdmin, "Groups of state with their rules and figures, tiers, counters."},
+    {"POST", "/admin/v1/cache/explain", kAdmin,
+     "What of a prompt would be reused and why not more; nothing is taken: {\"tenant\", \"messages\"|\"prompt\"|\"input\"}."},
+    {"POST", "/admin/v1/cache/verify", kAdmin, "Compute every record's digest again."},
+    {"POST", "/admin/v1/cache/purge", kAdmin, "Drop one tenant's cached state from every tier: {\"tenant\"}."},
 };
 
 bool matches(std::string_view pattern, std::string_view path, std::string* tail) {
@@ -53,6 +61,11 @@ std::string_view bearer(const HttpRequest& http) {
   return presented.substr(7);
 }
 
+/// What a key needs for a plane that asks for one.
+KeyScope scope_of(Plane plane) {
+  return plane == kScrape ? KeyScope::kMetricsRead : plane == kAdmin ? KeyScope::kAdmin : KeyScope::kInference;
+}
+
 /// The media type, parameters aside; letters count the same in both cases. None given counts as JSON.
 bool is_json(std::string_view type) {
   std::string name;
@@ -61,10 +74,27 @@ bool is_json(std::string_view type) {
   return name.empty() || name == "application/json";
 }
 
+/// "window@384:evicted,csa@256:absent" for the log; "-" for none.
+std::string veto_words(const Match& match) {
+  std::string out;
+  for (const Veto& v : match.vetoes) out += (out.empty() ? "" : ",") + v.group + "@" + std::to_string(v.position) + ":" + v.residency;
+  return out.empty() ? "-" : out;
+}
+
 }  // namespace
 
 std::string_view to_string(Plane plane) {
-  return plane == kOpen ? "open" : plane == kTenant ? "tenant" : "scrape";
+  switch (plane) {
+    case kOpen:
+      return "open";
+    case kTenant:
+      return "tenant";
+    case kScrape:
+      return "scrape";
+    case kAdmin:
+      return "admin";
+  }
+  return "unknown";
 }
 std::span<const Route> route_table() {
   return kRoutes;
@@ -141,7 +171,7 @@ struct Api::Impl {
       set_error(out, 404, "not_found_error", "there is no such route", "not_found", "", http.id);
       return true;
     }
-    if (!open && !local_scrape && !call.key.has_scope(call.route->plane == kScrape ? KeyScope::kMetricsRead : KeyScope::kInference)) {
+    if (!open && !local_scrape && !call.key.has_scope(scope_of(call.route->plane))) {
       set_error(out, 403, "permission_error", "the key's scopes do not cover this route", "insufficient_scope", "", http.id);
       return true;
     }
@@ -204,6 +234,8 @@ struct Api::Impl {
     if (path == "/v1/chat/completions") return generate(call, Dialect::kChat);
     if (path == "/v1/completions") return generate(call, Dialect::kCompletion);
     if (path == "/v1/infer") return generate(call, Dialect::kInfer);
+    if (call.route->plane == kAdmin)
+      handle_admin({s.env, s.config, s.catalog, s.engine, s.drills}, call.route->method, path, call.key, http, out);
     if (path == "/livez") out.body = "{\"status\":\"alive\"}\n";
     if (path == "/readyz") ready(call);
     if (path == "/metrics") metrics(call);
@@ -230,11 +262,12 @@ struct Api::Impl {
                    call.key.id.empty() ? "-" : call.key.id, route, status, ms);
     else
       spdlog::info(
-          "request id={} tenant={} key={} route={} status={} ms={:.1f} prompt={} nominal={} effective={} completion={} queue_ms={:.1f} "
-          "ttft_ms={:.1f} finish={}",
-          call.http.id, tenant, call.key.id, route, status, ms, o->prompt_tokens, o->match.nominal, o->match.effective,
+          "request id={} tenant={} key={} route={} status={} ms={:.1f} prompt={} nominal={} effective={} restored={} completion={} "
+          "queue_ms={:.1f} "
+          "ttft_ms={:.1f} finish={} vetoes={}",
+          call.http.id, tenant, call.key.id, route, status, ms, o->prompt_tokens, o->match.nominal, o->match.effective, o->match.restored,
           o->completion_tokens, static_cast<double>(o->queue_ns) / 1e6, static_cast<double>(o->ttft_ns) / 1e6,
-          o->finish.empty() ? "error" : o->finish);
+          o->finish.empty() ? "error" : o->finish, veto_words(o->match));
   }
 
   void generate(Call& call, Dialect dialect) const {
@@ -288,7 +321,8 @@ struct Api::Impl {
     m.add("carrel_matched_tokens_total", tenant, static_cast<double>(o.match.nominal));
     m.add("carrel_effective_tokens_total", tenant, static_cast<double>(o.match.effective));
     m.add("carrel_hit_tokens_total", {{"class", "nominal"}}, static_cast<double>(o.match.nominal));
-    m.add("carrel_hit_tokens_total", {{"class", "effective_resident"}}, static_cast<double>(o.match.effective));
+    m.add("carrel_hit_tokens_total", {{"class", "effective_resident"}}, static_cast<double>(o.match.effective - o.match.restored));
+    m.add("carrel_hit_tokens_total", {{"class", "effective_restored"}}, static_cast<double>(o.match.restored));
     for (const Veto& v : o.match.vetoes) m.add("carrel_state_veto_total", {{"kind", std::string(to_string(v.kind))}});
     const auto seconds = [](int64_t ns) { return static_cast<double>(ns) / 1e9; };
     m.observe("carrel_queue_seconds", seconds(o.queue_ns));
@@ -317,9 +351,13 @@ struct Api::Impl {
     m.set("carrel_graph_plans_total", {}, static_cast<double>(e.graph_plans));
     m.set("carrel_graph_recompiles_total", {}, static_cast<double>(e.graph_replans));
     m.set("carrel_graph_refused_total", {}, static_cast<double>(e.graph_refused));
+    for (const auto& [result, n] :
+         {std::pair{"sampled", e.shadow_sampled}, {"verified", e.shadow_verified}, {"mismatch", e.shadow_mismatches}, {"dropped", e.shadow_dropped}})
+      m.set("carrel_shadow_verify_total", {{"result", result}}, static_cast<double>(n));
     m.set("carrel_engine_heartbeat_age_seconds", {}, static_cast<double>(e.heartbeat_age_ns) / 1e9);
     m.set("carrel_preemptions_total", {}, static_cast<double>(e.preempted));
     m.set("carrel_digest_mismatch_total", {}, static_cast<double>(e.state.digest_mismatches));
+    state_metrics(e.state);
     m.set("carrel_evictions_total", {{"tier", "device"}, {"reason", "capacity"}}, static_cast<double>(e.state.evicted));
     m.set("carrel_inert_cache_alarm", {}, e.state.inert_alarm ? 1 : 0);
     if (e.state.budget_bytes > 0)
@@ -342,6 +380,24 @@ struct Api::Impl {
     }
     call.out.content_type = "text/plain; version=0.0.4";
     call.out.body = m.prometheus();
+  }
+
+  /// Captures, restores, and the host tier.
+  void state_metrics(const StateStats& s) const {
+    Metrics& m = *this->s.metrics;
+    for (const StateKind kind : kStateKinds)
+      m.set("carrel_state_restore_failures_total", {{"kind", std::string(to_string(kind))}},
+            static_cast<double>(s.restore_failures[static_cast<size_t>(kind)]));
+    m.set("carrel_state_captures_total", {{"result", "kept"}}, static_cast<double>(s.captured));
+    m.set("carrel_state_captures_total", {{"result", "skipped"}}, static_cast<double>(s.captures_skipped));
+    m.set("carrel_tier_bytes", {{"tier", "device"}}, static_cast<double>(s.used_bytes));
+    m.set("carrel_tier_bytes", {{"tier", "host_memory"}}, static_cast<double>(s.host_bytes));
+    m.set("carrel_offloaded_blocks_total", {{"tier", "host_memory"}}, static_cast<double>(s.offloaded));
+    m.set("carrel_restored_records_total", {{"tier", "host_memory"}}, static_cast<double>(s.restored));
+    m.set("carrel_evictions_total", {{"tier", "host_memory"}, {"reason", "capacity"}}, static_cast<double>(s.host_evicted));
+    if (s.host_budget_bytes > 0)
+      m.set("carrel_tier_watermark_ratio", {{"tier", "host_memory"}},
+            static_cast<double>(s.host_bytes) / static_cast<double>(s.host_budget_bytes));
   }
 
   void models(Call& call) const {
@@ -393,6 +449,9 @@ struct Api::Impl {
   void drop_cache(Call& call) const {
     auto space = s.catalog->tenant_namespace(call.key.tenant);
     if (!space) return set_error(call.out, space.error(), call.http.id);
+    const std::string actor = "key:" + call.key.id;
+    if (Status recorded = s.catalog->record_act(actor, AuditAction::kCachePurge, call.key.tenant, {{"namespace", space->id}}); !recorded)
+      return set_error(call.out, recorded.error(), call.http.id);
     call.out.body = dump(Json{{"dropped_records", s.engine->state().purge(space->id)}}) + "\n";
   }
 };
@@ -403,6 +462,8 @@ Api::Api(ApiServices services) : impl_(std::make_unique<Impl>()) {
     if (auto parsed = SourceNet::parse(net)) impl_->allowed.push_back(*parsed);
   // A counter that is absent until its first event cannot be told from one that does not exist.
   for (const StateKind kind : kStateKinds) impl_->s.metrics->add("carrel_state_veto_total", {{"kind", std::string(to_string(kind))}}, 0);
+  for (const char* hit : {"nominal", "effective_resident", "effective_restored", "replayed"})
+    impl_->s.metrics->add("carrel_hit_tokens_total", {{"class", hit}}, 0);
 }
 
 Api::~Api() = default;

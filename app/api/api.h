@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "app/admin/drill_service.h"
 #include "app/api/generate.h"
 #include "app/api/http.h"
 #include "app/config/config.h"
@@ -17,7 +18,7 @@
 
 namespace carrel {
 
-enum class Plane { kOpen, kTenant, kScrape };
+enum class Plane { kOpen, kTenant, kScrape, kAdmin };
 std::string_view to_string(Plane plane);
 
 struct Route {
@@ -35,6 +36,7 @@ struct ApiServices {
   Catalog* catalog = nullptr;
   Engine* engine = nullptr;
   Metrics* metrics = nullptr;
+  DrillService* drills = nullptr;
   std::function<std::vector<std::string>()> not_ready;  // reason codes; empty: ready
 };
 

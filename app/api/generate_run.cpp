@@ -4,6 +4,7 @@
 #include "app/api/errors.h"
 #include "app/api/fields.h"
 #include "app/api/generate.h"
+#include "app/api/match_json.h"
 
 namespace carrel {
 namespace {
@@ -54,6 +55,7 @@ class Answer {
         const Match& m = f->usage.match;
         o.match.nominal += m.nominal;
         o.match.effective += m.effective;
+        o.match.restored += m.restored;
         o.match.vetoes.insert(o.match.vetoes.end(), m.vetoes.begin(), m.vetoes.end());
       }
       if (i == 0) {
@@ -68,14 +70,12 @@ class Answer {
 
   Json usage() const {
     const GenerateOutcome o = outcome();
-    Json veto = Json::array();
-    for (const Veto& v : o.match.vetoes) veto.push_back({{"kind", to_string(v.kind)}, {"group", v.group}, {"position", v.position}, {"residency", v.residency}});
     return {{"prompt_tokens", o.prompt_tokens},
             {"completion_tokens", o.completion_tokens},
             {"total_tokens", o.prompt_tokens + o.completion_tokens},
             {"prompt_tokens_details", {{"cached_tokens", o.cached_tokens}}},
             {"completion_tokens_details", {{"reasoning_tokens", 0}, {"accepted_prediction_tokens", 0}, {"rejected_prediction_tokens", 0}}},
-            {"carrel", {{"nominal", o.match.nominal}, {"effective", o.match.effective}, {"restored", 0}, {"replayed", 0}, {"veto", std::move(veto)}}}};
+            {"carrel", match_json(o.match)}};
   }
 
   Json head(const char* object) const { return {{"id", id_}, {"object", object}, {"created", created_}, {"model", model_.name()}, {"system_fingerprint", model_.numerics_id().substr(0, 16)}}; }

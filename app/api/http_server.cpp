@@ -1,10 +1,5 @@
 #include "app/api/http_server.h"
 
-#define CPPHTTPLIB_OPENSSL_SUPPORT
-#define CPPHTTPLIB_USE_POLL
-#define CPPHTTPLIB_KEEPALIVE_MAX_COUNT 10000
-#define CPPHTTPLIB_LISTEN_BACKLOG 512
-#include <httplib.h>
 #include <poll.h>
 #include <sys/socket.h>
 
@@ -15,6 +10,7 @@
 #include <thread>
 
 #include "app/api/connections.h"
+#include "app/api/http_library.h"
 #include "base/log.h"
 
 namespace carrel {

@@ -17,3 +17,4 @@ carrel_asset_\name\()_end:
         asset model, "demo-model/model.safetensors"
         asset golden_limits, "../../tests/golden/limits.json"
         asset samples, "demo-model/samples.json"
+        asset house, "../../docs/examples/house.txt"

@@ -13,6 +13,7 @@ CARREL_ASSET(tokenizer_config)
 CARREL_ASSET(model)
 CARREL_ASSET(samples)
 CARREL_ASSET(golden_limits)
+CARREL_ASSET(house)
 
 namespace carrel {
 
@@ -46,9 +47,17 @@ std::vector<std::string> damaged_demo_files() {
   return out;
 }
 
-std::string golden_limits() {
-  const auto bytes = CARREL_SPAN(golden_limits);
+namespace {
+std::string text_of(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+}  // namespace
+
+std::string golden_limits() {
+  return text_of(CARREL_SPAN(golden_limits));
+}
+std::string example_facts() {
+  return text_of(CARREL_SPAN(house));
 }
 
 }  // namespace carrel

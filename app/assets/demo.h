@@ -16,6 +16,8 @@ std::span<const std::byte> demo_samples();
 std::vector<std::string> damaged_demo_files();
 /// tests/golden/limits.json.
 std::string golden_limits();
+/// docs/examples/house.txt: sentences that the demo model can look facts up in.
+std::string example_facts();
 
 constexpr const char* kDemoModelName = "demo";
 

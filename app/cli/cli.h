@@ -87,6 +87,35 @@ struct BenchArgs {
 };
 int cmd_bench(const BenchArgs& args);
 
+struct DrillArgs {
+  CommonArgs common;
+  std::vector<std::string> names;  // empty: all
+  std::string model;
+  bool all = false, list = false;
+  bool show_damage = false, hide_damage = false;  // neither: shown where the prompt is made for it
+};
+int cmd_drill(const DrillArgs& args);
+
+struct StateArgs {
+  CommonArgs common;
+  std::string model;
+};
+int cmd_state(const StateArgs& args);
+
+/// A running server, here or elsewhere.
+struct ServerArgs {
+  CommonArgs common;  // data_dir: where the server's CA lies, when no other is named
+  std::string url = "https://127.0.0.1:8443", key, ca;
+};
+
+struct CacheArgs {
+  ServerArgs server;
+  std::string tenant = "default", prompt_file, messages_file, input_file;
+};
+int cmd_cache_explain(const CacheArgs& args);
+int cmd_cache_verify(const CacheArgs& args);
+int cmd_cache_purge(const CacheArgs& args);
+
 int cmd_routes(const CommonArgs& args);
 int cmd_version(const CommonArgs& args);
 

@@ -21,13 +21,22 @@ std::string default_data_dir() {
 
 constexpr const char* kThreadsHelp = "threads of the CPU back end; never changes a result";
 
+CommonArgs& common_of(CommonArgs& args) {
+  return args;
+}
+CommonArgs& common_of(CacheArgs& args) {
+  return args.server.common;
+}
+template <class Args>
+CommonArgs& common_of(Args& args) {
+  return args.common;
+}
+
 /// Adds a subcommand whose arguments live in `args` and which runs `command`.
 template <class Args>
 CLI::App* add_plain(CLI::App& parent, const char* name, const char* what, Args& args, int (*command)(const Args&), std::function<int()>& chosen) {
   CLI::App* sub = parent.add_subcommand(name, what);
-  CommonArgs* common;
-  if constexpr (std::is_same_v<Args, CommonArgs>) common = &args;
-  else common = &args.common;
+  CommonArgs* common = &common_of(args);
   sub->add_flag("--json", common->json, "one JSON document on standard output");
   sub->callback([&args, command, &chosen] { chosen = [&args, command] { return command(args); }; });
   return sub;
@@ -37,8 +46,18 @@ CLI::App* add_plain(CLI::App& parent, const char* name, const char* what, Args& 
 template <class Args>
 CLI::App* add(CLI::App& parent, const char* name, const char* what, Args& args, int (*command)(const Args&), std::function<int()>& chosen) {
   CLI::App* sub = add_plain(parent, name, what, args, command, chosen);
-  args.common.data_dir = default_data_dir();
-  sub->add_option("--data", args.common.data_dir, "data folder (default: CARREL_DATA, else a folder of the user's)");
+  common_of(args).data_dir = default_data_dir();
+  sub->add_option("--data", common_of(args).data_dir, "data folder (default: CARREL_DATA, else a folder of the user's)");
+  return sub;
+}
+
+/// The same for a command that asks a running server; a key is better given by the environment, where other users do not see it.
+CLI::App* add_remote(CLI::App& parent, const char* name, const char* what, CacheArgs& args, int (*command)(const CacheArgs&),
+                     std::function<int()>& chosen) {
+  CLI::App* sub = add(parent, name, what, args, command, chosen);
+  sub->add_option("--url", args.server.url, "the server (default: https://127.0.0.1:8443)");
+  sub->add_option("--key", args.server.key, "key with scope admin (default: CARREL_KEY)")->envname("CARREL_KEY");
+  sub->add_option("--ca", args.server.ca, "CA file of the server (default: tls/ca.pem of the data folder, else the system's)");
   return sub;
 }
 
@@ -147,7 +166,7 @@ int run_cli(int argc, char** argv) {
   CLI::App* kc = add(*key, "create", "a key, shown once", key_create, cmd_key_create, chosen);
   kc->add_option("--tenant", key_create.tenant, "tenant (default: default)");
   kc->add_option("--name", key_create.name, "for people");
-  kc->add_option("--scope", key_create.scopes, "inference, metrics:read (default: inference)");
+  kc->add_option("--scope", key_create.scopes, "inference, metrics:read, admin (default: inference)");
   kc->add_option("--model", key_create.models, "models it may use (default: all)");
   kc->add_option("--net", key_create.nets, "networks it may come from (default: all)");
   kc->add_option("--expires-days", key_create.expires_days, "days until it ends (default: never)")->check(CLI::Range(1, 36500));
@@ -178,6 +197,36 @@ int run_cli(int argc, char** argv) {
   b->add_option("--ops", bench.ops, "reference, exact, fast")->check(CLI::IsMember({"reference", "exact", "fast"}));
   b->add_option("--threads", bench.threads, kThreadsHelp);
   b->add_option("--tokens", bench.tokens, "prompt tokens (prefill, prefix) or answer tokens (decode)");
+
+  DrillArgs drill;
+  CLI::App* d = add(app, "drill", "damage private copies of the state on purpose and prove that nobody notices", drill, cmd_drill, chosen);
+  d->add_option("names", drill.names, "drills (default: all)");
+  d->add_option("--model", drill.model, "imported name, model folder, .gguf file, or demo (default)");
+  d->add_option("--config", drill.common.config_file, "configuration file (YAML)");
+  d->add_flag("--all", drill.all, "every drill");
+  d->add_flag("--list", drill.list, "what there is");
+  CLI::App* damage = d->add_option_group("damage")->require_option(0, 1);
+  damage->add_flag("--show-damage", drill.show_damage, "show what the damaged state would have answered (default: for the demo model)");
+  damage->add_flag("--hide-damage", drill.hide_damage, "do not");
+
+  StateArgs state;
+  CLI::App* st =
+      add(app, "state", "the states that a model registers: size, life, how they are restored, what a hit needs", state, cmd_state, chosen);
+  st->add_option("--model", state.model, "imported name, model folder, .gguf file, or demo (default)");
+  st->add_option("--config", state.common.config_file, "configuration file (YAML)");
+
+  CLI::App* cache = app.add_subcommand("cache", "the cache of a running server: explain, verify, purge")->require_subcommand(1);
+  CacheArgs cache_explain, cache_verify, cache_purge;
+  CLI::App* ce =
+      add_remote(*cache, "explain", "what of a prompt would be reused, and why not more", cache_explain, cmd_cache_explain, chosen);
+  ce->add_option("--messages", cache_explain.messages_file, "file with a chat: a JSON array of messages, or a request body");
+  ce->add_option("--prompt", cache_explain.prompt_file, "file with a text, as /v1/completions takes it");
+  ce->add_option("--input", cache_explain.input_file, "file with a text, as /v1/infer takes it");
+  ce->add_option("--tenant", cache_explain.tenant, "whose cache (default: default)");
+  add_remote(*cache, "verify", "compute the digest of every record again", cache_verify, cmd_cache_verify, chosen);
+  add_remote(*cache, "purge", "drop a tenant's cached state from every tier", cache_purge, cmd_cache_purge, chosen)
+      ->add_option("--tenant", cache_purge.tenant, "whose cache")
+      ->required();
 
   CommonArgs routes, version;
   add_plain(app, "routes", "the route table of the API", routes, cmd_routes, chosen);

@@ -31,6 +31,7 @@ struct Appliance::Impl {
   std::unique_ptr<Catalog> catalog;
   std::optional<CreatedKey> first_key;
   EngineRoom room;
+  std::unique_ptr<DrillService> drills;
   std::unique_ptr<Api> api;
   std::unique_ptr<HttpServer> server;
   TlsFiles tls;
@@ -101,7 +102,7 @@ struct Appliance::Impl {
       o.key_pem_file = tls.key_pem;
       metrics.set("carrel_cert_not_after_seconds", {}, static_cast<double>(tls.not_after_ms) / 1000);
     }
-    ApiServices s{env, &config, catalog.get(), room.engine.get(), &metrics, [this] { return not_ready(); }};
+    ApiServices s{env, &config, catalog.get(), room.engine.get(), &metrics, drills.get(), [this] { return not_ready(); }};
     api = std::make_unique<Api>(std::move(s));
     server = std::make_unique<HttpServer>(o, api->handler());
     CARREL_TRY(server->start());
@@ -145,6 +146,7 @@ Result<std::unique_ptr<Appliance>> Appliance::start(Env* env, Config config, con
   CARREL_ASSIGN(i.lock, FolderLock::take(data_dir));
   CARREL_ASSIGN(i.catalog, open_catalog(env, data_dir));
   CARREL_ASSIGN(i.room, open_engine_room(env, i.config, data_dir, i.catalog.get()));
+  i.drills = std::make_unique<DrillService>(env, i.room.model.get(), i.room.embedded, &i.metrics);
   i.metrics.set("carrel_build_info", {{"version", CARREL_VERSION}, {"numerics", i.room.model->numerics_id().substr(0, 16)}}, 1);
   i.probed = i.probe();
   if (!i.probed) return fail(Code::kInternal, "the model did not produce a token in the self-probe", i.room.model->name());
@@ -179,6 +181,7 @@ void Appliance::tick() {
 
 void Appliance::drain() {
   impl_->draining = true;
+  impl_->drills->stop();
   impl_->room.engine->drain(kDrainMs);
   (void)impl_->catalog->flush_usage();
 }

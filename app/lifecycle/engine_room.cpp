@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "app/admin/state_report.h"
 #include "base/log.h"
 
 namespace carrel {
@@ -11,11 +12,21 @@ namespace {
 
 uint64_t machine_memory_bytes() { return static_cast<uint64_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<uint64_t>(::sysconf(_SC_PAGE_SIZE)); }
 
-void log_states(const ModelState& state) {
-  spdlog::info("states: block {} tokens, {} groups, {} bytes of open tails per sequence", state.block_size, state.groups.size(), state.slot_bytes);
-  for (const StateSpec& g : state.groups)
-    spdlog::info("state {} kind={} layers={} ratio={} row_elements={} dtype={} window={} page_bytes={}", g.name, to_string(g.kind), g.n_layers, g.ratio, g.row_elems, to_string(g.dtype),
-                 g.window, page_bytes(g, state.block_size));
+/// What was asked for, as far as the machine has it: copies beyond its memory would take the machine down.
+size_t host_budget(const Config& config) {
+  if (!config.flag("cache.offload.enable")) return 0;
+  const std::vector<std::string> tiers = config.list("cache.offload.tiers");
+  if (std::find(tiers.begin(), tiers.end(), "disk") != tiers.end())
+    spdlog::warn("cache.offload.tiers names disk: there is no disk tier in this version, what host memory gives up is gone");
+  if (std::find(tiers.begin(), tiers.end(), "host_memory") == tiers.end()) {
+    spdlog::warn("cache.offload.tiers does not name host_memory, the only lower tier in this version: nothing is offloaded");
+    return 0;
+  }
+  const uint64_t asked = config.size_bytes("cache.offload.host_memory_size"), most = machine_memory_bytes() / 2;
+  if (asked > most)
+    spdlog::warn("cache.offload.host_memory_size is {} MB, half of this machine's memory is {} MB: the host tier is limited to that",
+                 asked / 1'000'000, most / 1'000'000);
+  return static_cast<size_t>(std::min(asked, most));
 }
 
 Status check_policy(const Config& config, const Graph& graph) {
@@ -42,6 +53,7 @@ EngineConfig engine_config(const Config& config) {
   e.max_batch_size = static_cast<int>(config.integer("scheduler.max_batch_size"));
   e.max_num_seqs = static_cast<int>(std::min(config.integer("scheduler.max_num_seqs"), config.integer("server.max_concurrent_requests")));
   if (!config.is_auto("scheduler.prefill_chunk")) e.prefill_chunk = static_cast<int>(config.integer("scheduler.prefill_chunk"));
+  e.shadow_verify_rate = config.number("cache.prefix_reuse.shadow_verify_rate");
   e.max_queue_depth = static_cast<size_t>(config.integer("admission.max_queue_depth"));
   return e;
 }
@@ -52,6 +64,7 @@ StateConfig state_config(const Config& config, const Model& model, const EngineC
   c.model_digest = model.digest();
   c.numerics_id = model.numerics_id();
   c.budget_bytes = config.is_auto("cache.max_size_gb") ? machine_memory_bytes() / 4 : static_cast<size_t>(config.number("cache.max_size_gb") * 1e9);
+  c.host_budget_bytes = host_budget(config);
   c.max_sequences = static_cast<int>(config.integer("scheduler.max_num_seqs"));
   c.kernel_layout_id = page_layout_id(model.graph().state);
   c.max_step_tokens = std::max(engine.prefill_chunk, engine.max_batch_size);
@@ -74,13 +87,14 @@ Result<EngineRoom> open_engine_room(Env* env, const Config& config, const std::s
   room.model = std::move(*loaded);
   room.registered = choice.registered;
   room.store_entry = choice.location.store_entry;
+  room.embedded = choice.location.embedded;
   CARREL_TRY(check_policy(config, room.model->graph()));
   spdlog::info("model {} family={} ops={} weights={} MB context={} numerics={} in {} ms", room.model->name(), room.model->family(), room.model->op_set(),
                room.model->weight_bytes() / 1'000'000, room.model->graph().max_positions, room.model->numerics_id().substr(0, 16), (env->mono_ns() - start) / 1'000'000);
   warn_of_less(config, room.model->graph());
   const EngineConfig engine = engine_config(config);
   CARREL_ASSIGN(room.state, StateManager::create(state_config(config, *room.model, engine)));
-  log_states(room.model->graph().state);
+  for (const std::string& line : state_lines(room.model->graph().state, room.state->stats())) spdlog::info("{}", line);
   room.engine = std::make_unique<Engine>(engine, room.model.get(), room.state.get(), env);
   return room;
 }

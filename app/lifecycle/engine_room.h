@@ -10,6 +10,7 @@ namespace carrel {
 /// Destroyed in reverse: the engine's thread ends before what it borrows goes.
 struct EngineRoom {
   std::string registered, store_entry;  // name and folder of an imported model, else empty
+  bool embedded = false;                // the demo model
   std::unique_ptr<Model> model;
   std::unique_ptr<StateManager> state;
   std::unique_ptr<Engine> engine;

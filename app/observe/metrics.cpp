@@ -21,18 +21,28 @@ constexpr MetricInfo kTable[] = {
     {"carrel_completion_tokens_total", kCounter, "Tokens generated."},
     {"carrel_matched_tokens_total", kCounter, "Prompt tokens whose prefix was known (nominal match)."},
     {"carrel_effective_tokens_total", kCounter, "Prompt tokens whose computation was skipped (effective hit)."},
-    {"carrel_hit_tokens_total", kCounter, "Hit tokens by class: nominal, effective_resident."},
+    {"carrel_hit_tokens_total", kCounter,
+     "Hit tokens by class: nominal, effective_resident, effective_restored (brought back from a lower tier), replayed."},
     {"carrel_state_veto_total", kCounter, "Matches that a state kind shortened."},
+    {"carrel_state_restore_failures_total", kCounter,
+     "Records whose copy in a lower tier was not what was sealed, by kind; any is an alert."},
+    {"carrel_state_captures_total", kCounter, "State points of recurrent groups: kept, or skipped for want of space."},
     {"carrel_state_check_failures_total", kCounter, "Hits refused by one of the four checks."},
     {"carrel_digest_mismatch_total", kCounter, "Recomputed blocks whose bits differ from the stored ones; must stay 0."},
+    {"carrel_shadow_verify_total", kCounter, "Answered hits kept for computing again: sampled, verified, mismatch (any is an alert), dropped."},
     {"carrel_state_bytes", kGauge, "Bytes of cache state by group."},
     {"carrel_state_records", kGauge, "Records of cache state by group."},
     {"carrel_tier_watermark_ratio", kGauge, "Share of a tier that is in use."},
-    {"carrel_evictions_total", kCounter, "Records dropped to make room."},
+    {"carrel_tier_bytes", kGauge, "Bytes in use of a tier, evictable ones included."},
+    {"carrel_evictions_total", kCounter, "Records of the device, and blocks of a lower tier, dropped to make room."},
+    {"carrel_offloaded_blocks_total", kCounter, "Copies of blocks made in a lower tier."},
+    {"carrel_restored_records_total", kCounter, "Records brought back from a lower tier."},
+    {"carrel_drill_runs_total", kCounter, "Drills run through the API, by drill and verdict; any that failed is an alert."},
     {"carrel_engine_steps_total", kCounter, "Steps of the engine."},
     {"carrel_engine_step_seconds_total", kCounter, "Time spent in steps."},
     {"carrel_graph_plans_total", kCounter, "Steps of a new size that were planned."},
-    {"carrel_graph_recompiles_total", kCounter, "Times that the whole graph was planned anew, because the layout or epoch of the states changed."},
+    {"carrel_graph_recompiles_total", kCounter,
+     "Times that the whole graph was planned anew, because the layout or epoch of the states changed."},
     {"carrel_graph_refused_total", kCounter, "Steps refused because the graph was planned for another layout (stale-graph); must stay 0."},
     {"carrel_engine_heartbeat_age_seconds", kGauge, "Time since the step thread last came round."},
     {"carrel_preemptions_total", kCounter, "Running requests that gave their space back for a while."},
@@ -73,6 +83,21 @@ std::string escape(std::string_view value) {
 
 std::span<const MetricInfo> metric_table() {
   return kTable;
+}
+
+std::string metrics_markdown() {
+  std::string out =
+      "# Metrics\n\nMade from the table in `app/observe/metrics.cpp`; a test holds both equal. `GET /metrics` serves them as Prometheus "
+      "text, to loopback and to keys of scope\n"
+      "`metrics:read`. Names are API: they do not change. Histograms are in seconds, with buckets from 1 ms to 120 s.\n\n| name | type | "
+      "what it is |\n|---|---|---|\n";
+  for (const MetricInfo& m : kTable)
+    out += "| `" + std::string(m.name) + "` | " +
+           (m.type == kCounter ? "counter"
+            : m.type == kGauge ? "gauge"
+                               : "histogram") +
+           " | " + std::string(m.help) + " |\n";
+  return out;
 }
 
 std::string Metrics::key(const Labels& labels) {

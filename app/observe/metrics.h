@@ -22,6 +22,8 @@ struct MetricInfo {
   std::string_view help;
 };
 std::span<const MetricInfo> metric_table();
+/// docs/metrics.md.
+std::string metrics_markdown();
 
 using Labels = std::vector<std::pair<std::string, std::string>>;
 

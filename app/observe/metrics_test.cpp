@@ -4,6 +4,8 @@
 
 #include <clocale>
 
+#include "base/env.h"
+
 namespace carrel {
 namespace {
 
@@ -19,6 +21,10 @@ TEST(Metrics, TextIsWellFormedInACommaLocale) {
   EXPECT_NE(text.find("carrel_ttft_seconds_bucket{le=\"0.25\"} 0\n"), std::string::npos);
   EXPECT_NE(text.find("carrel_ttft_seconds_bucket{le=\"0.5\"} 1\n"), std::string::npos);
   EXPECT_NE(text.find("carrel_ttft_seconds_count 1\n"), std::string::npos);
+}
+
+TEST(Metrics, TheHandbookHasTheTable) {
+  EXPECT_EQ(*read_file(Env::real(), "docs/metrics.md"), metrics_markdown());
 }
 
 TEST(Metrics, TenantLabelsAreBounded) {

@@ -7,4 +7,6 @@ if [ ! -f $venv/.ready ]; then
   python3 -m venv $venv && $venv/bin/pip install -q 'openai==1.*' httpx && touch $venv/.ready ||
     { echo "skipped: the Python clients cannot be installed"; [ -z "${CI:-}" ]; exit; }
 fi
-PYTHONPATH=tests/api exec $venv/bin/python -B -W ignore::ResourceWarning tests/api/test_api.py
+for suite in test_api test_admin; do
+  PYTHONPATH=tests/api $venv/bin/python -B -W ignore::ResourceWarning tests/api/$suite.py
+done

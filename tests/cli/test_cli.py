@@ -49,13 +49,17 @@ class Cli(unittest.TestCase):
         every = self.json("model", "verify")
         self.assertEqual((every["ok"], [m["name"] for m in every["models"]]), (True, ["l", "demo"]))
         self.json("run", "hi", "--model", "l", "--max-tokens", "2", "--raw")
-        self.json("model", "remove", "l")
         self.json("tenant", "remove", "a")
         self.json("golden", GOLDEN, data=False)
         self.json("config", "check", "tests/config/seed_001.yaml", data=False)
         self.json("config", "schema", data=False)
         self.json("routes", data=False)
         self.json("version", data=False)
+        self.assertTrue(self.json("drill", "half-block", "--model", "l")["passed"])
+        self.assertEqual(self.json("state")["block_tokens"], 128)
+        self.json("drill", "--list")
+
+        self.json("model", "remove", "l")
 
     def test_each_prints_one_document(self):
         self.everything()
@@ -133,6 +137,58 @@ class Cli(unittest.TestCase):
             server.stop()
         self.assertRegex(carrel("model", "list", data=self.data).stdout, r"(?m)^demo .* embedded$")
         self.assertIn("embedded demo", carrel("run", "hi", "--model", "none", data=self.data).stderr)
+
+    def test_drills_pass_and_show_the_damage_in_words(self):
+        all_of_them = self.json("drill", "--all")
+        self.assertTrue(all_of_them["passed"] and all_of_them["complete"])
+        self.assertEqual([d["name"] for d in all_of_them["drills"]], [d["name"] for d in self.json("drill", "--list")])
+        verdicts = {d["name"]: d["verdict"] for d in all_of_them["drills"]}
+        self.assertEqual([n for n, v in verdicts.items() if v != "passed"], ["missing-recurrent"])
+        self.assertEqual(verdicts["missing-recurrent"], "not applicable")
+        cases = {c["damage"].split(":")[0]: c for d in all_of_them["drills"] if d["name"].startswith("missing") for c in d["cases"]}
+        for c in cases.values():
+            self.assertEqual(c["answer"], "The code is 19-26.")
+            self.assertIn("would_have_answered", c)
+        wrong = {group for group, c in cases.items() if c["would_have_answered"] != c["answer"]}
+        self.assertLessEqual({"csa", "csa.index", "window"}, wrong)  # the table of the demo model's README
+        lost = [d for d in all_of_them["drills"] if d["name"] == "offloaded-not-restored"][0]["cases"]
+        self.assertIn(True, ["would_have_answered" in c and c["would_have_answered"] != c["answer"] for c in lost])
+
+    def test_drills_for_people(self):
+        out = carrel("drill", "missing-window", "first-vs-hit", data=self.data)
+        self.assertEqual(out.returncode, 0, out.stderr)
+        self.assertRegex(out.stdout, r"(?m)^drill +verdict +damage +counter +reused tokens +ms$")
+        self.assertRegex(out.stdout, r"(?m)^missing-window +passed +\S+: record evicted at token \d+ +vetoes\{window\} 0 → 1 +\d+ of \d+ +\d+$")
+        self.assertRegex(out.stdout, r"(?m)^drill +lost +answered +the damaged state would have answered$")
+        self.assertIn("2 passed, 0 failed, 0 not applicable to demo", out.stdout)
+        self.assertNotIn("\r", out.stderr)
+        plain = carrel("drill", "missing-window", "--hide-damage", data=self.data)
+        self.assertNotIn("would have answered", plain.stdout)
+        for args, word in ((("missing-windw",), "did you mean missing-window"), (("--all", "toctou"), "--all"), (("nonsense",), "--list")):
+            bad = carrel("drill", *args, data=self.data)
+            self.assertEqual((bad.returncode, bad.stdout), (2, ""), args)
+            self.assertIn(word, bad.stderr)
+        self.assertRegex(carrel("drill", "--list").stdout, r"(?m)^toctou +\S")
+        self.assertEqual(carrel("drill", "--model", "none", data=self.data).returncode, 1)
+
+    def test_state_lists_what_a_model_registers(self):
+        listed = self.json("state")
+        self.assertEqual({g["kind"] for g in listed["groups"]}, {"compressed_kv", "tail", "window", "indexer"})
+        for g in listed["groups"]:
+            self.assertEqual((g["bytes_per_token"] > 0) + (g["bytes_per_point"] > 0), 1, g)
+            self.assertGreaterEqual(g["page_bytes"], g["row_bytes"] * g["layers"])
+            self.assertNotIn("records", g)
+        text = carrel("state", data=self.data).stdout
+        for words in ("blocks of 128 tokens", "csa.index", "a hit needs", "host memory off (cache.offload.enable)", "disk not in this version"):
+            self.assertIn(words, text)
+        folder = os.path.join(self.data, "lfm2")  # the vectors have no tokenizer; any one will do
+        shutil.copytree("tests/golden/models/lfm2", folder)
+        shutil.copy(os.path.join(DEMO, "tokenizer.json"), folder)
+        recurrent = self.json("state", "--model", folder)
+        self.assertIn("recurrent", {g["kind"] for g in recurrent["groups"]})
+        self.assertGreater(recurrent["ladder_tokens"], 0)
+        lost = self.json("drill", "missing-recurrent", "--model", folder)
+        self.assertEqual((lost["passed"], lost["n_passed"], lost["show_damage"]), (True, 1, False))
 
     def test_a_command_that_only_looks_makes_no_folder(self):
         absent = os.path.join(self.data, "absent")
