@@ -105,7 +105,7 @@ struct Job {
 namespace {
 
 StepLimits step_limits(const EngineConfig& c) {
-  return {.max_tokens = std::max(c.prefill_chunk, c.max_batch_size), .max_seqs = c.max_batch_size, .max_outputs = c.max_batch_size + static_cast<int>(ShadowQueue::kMostRows)};
+  return {.max_tokens = std::max(c.prefill_chunk, c.max_batch_size), .max_seqs = c.max_batch_size, .max_outputs = max_output_rows(c)};
 }
 
 }  // namespace
@@ -672,6 +672,8 @@ EngineStats Engine::stats() const {
   s.state = impl_->state->stats();
   return s;
 }
+
+int max_output_rows(const EngineConfig& config) { return config.max_batch_size + static_cast<int>(ShadowQueue::kMostRows); }
 
 void Engine::hold_plans_for_test(bool on) { impl_->hold_plans = on; }
 const Model& Engine::model() const { return *impl_->model; }

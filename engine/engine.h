@@ -96,6 +96,9 @@ struct EngineConfig {
   double shadow_verify_rate = 0;  // share of hits that are computed again when nothing else waits
 };
 
+/// Rows of logits of one step, at most: one for each sequence, some more for one that is computed again.
+int max_output_rows(const EngineConfig& config);
+
 struct EngineStats {
   size_t queued = 0, running = 0;
   uint64_t steps = 0, prefill_tokens = 0, decode_tokens = 0, finished = 0, cancelled = 0, failed = 0, refused = 0, preempted = 0;

@@ -17,6 +17,8 @@ using Json = nlohmann::ordered_json;
 constexpr int kRounds = 5, kPrefillRounds = 9;
 constexpr double kDecodeBar = 0.6, kPrefillBar = 0.4, kPrefixBar = 0.5;
 constexpr double kPrefixRatio = 0.05;  // of TTFT warm to cold, at most
+constexpr double kMemoryLeast = 0.9, kMemoryMost = 1.05;
+constexpr int64_t kMemorySequences = 4, kMemoryContext = 2048, kMemoryCounts = 200'000'000;  // smaller models are for information only
 
 double median(std::vector<double> v) {
   std::sort(v.begin(), v.end());
@@ -193,6 +195,59 @@ Result<Json> prefix(Engine& engine, int64_t n_tokens) {
               {"met", equal && bound / median(ratios) >= kPrefixBar && median(ratios) <= kPrefixRatio}};
 }
 
+/// The whole prompt and answer of `context` tokens for several sequences at a time, against what the planner says of them.
+Result<Json> memory(EngineRoom& room, int64_t context) {
+  const Model& model = *room.model;
+  CARREL_ASSIGN(const Config config, Config::load("", "", environment(), {}));
+  PlanQuestion q = plan_question(config, model);
+  q.context = context > 0 ? context : std::min(kMemoryContext, int64_t{model.graph().max_positions});
+  q.n_sequences = kMemorySequences;
+  q.process_bytes = room.process_bytes;
+  CARREL_ASSIGN(const MemoryPlan plan, plan_memory(model.graph(), model.weight_bytes(), q));
+  // Answers go on until the last prompt is computed, so that all are held at a time.
+  const int64_t n_new = std::min(q.context / 2, kMemorySequences * (q.context / q.prefill_chunk + 2));
+  std::vector<std::unique_ptr<Stream>> streams;
+  for (int64_t i = 0; i < kMemorySequences; i++) {
+    Request r;
+    r.id = r.tenant = r.namespace_id = "bench";
+    r.prompt = plain_tokens(model, static_cast<size_t>(q.context - n_new + i));
+    r.prompt.erase(r.prompt.begin(), r.prompt.begin() + i);
+    r.sampling.temperature = 0;
+    r.max_new_tokens = n_new;
+    r.ignore_end = true;
+    r.reuse = r.store = false;
+    CARREL_ASSIGN(auto stream, room.engine->submit(std::move(r)));
+    streams.push_back(std::move(stream));
+  }
+  for (auto& s : streams) {
+    for (bool ended = false; !ended;) {
+      auto event = s->next(1000);
+      if (!event) continue;
+      const Finish* f = std::get_if<Finish>(&*event);
+      ended = f != nullptr;
+      if (ended && f->reason == FinishReason::kError) return std::unexpected(f->error);
+    }
+  }
+  const int64_t planned = plan.total_bytes + model.mapped_bytes(), peak = peak_resident_bytes();
+  const double ratio = static_cast<double>(peak) / static_cast<double>(planned);
+  const bool counts = model.weight_bytes() >= kMemoryCounts, inside = ratio >= kMemoryLeast && ratio <= kMemoryMost;
+  return Json{{"bench", "memory"},
+              {"sequences", plan.n_sequences},
+              {"context", plan.context},
+              {"planned_bytes", planned},
+              {"planned_weights", plan.weight_bytes},
+              {"planned_activations", plan.activation_bytes + plan.input_bytes + plan.scratch_bytes},
+              {"planned_state", plan.states_bytes},
+              {"process_bytes", plan.process_bytes},
+              {"mapped_bytes", model.mapped_bytes()},
+              {"peak_resident_bytes", peak},
+              {"ratio", ratio},
+              {"least", kMemoryLeast},
+              {"most", kMemoryMost},
+              {"counts", counts},
+              {"met", inside || !counts}};
+}
+
 }  // namespace
 
 int cmd_bench(const BenchArgs& args) {
@@ -206,6 +261,7 @@ int cmd_bench(const BenchArgs& args) {
   Model& model = *room->model;
   auto figure = args.what == "decode"    ? decode(Env::real(), model, args.tokens)
                 : args.what == "prefill" ? prefill(Env::real(), model, args.tokens)
+                : args.what == "memory"  ? memory(*room, args.tokens)
                                          : prefix(*room->engine, args.tokens);
   if (!figure) return report(figure.error(), args.common);
   (*figure)["model"] = model.name();

@@ -78,9 +78,17 @@ struct GoldenArgs {
 };
 int cmd_golden(const GoldenArgs& args);
 
+struct PlanArgs {
+  CommonArgs common;
+  std::string model, memory, ops, kv_dtype;
+  int64_t context = 0;  // 0: the model's
+  int64_t concurrency = 1, prefill_chunk = 0;
+};
+int cmd_plan(const PlanArgs& args);
+
 struct BenchArgs {
   CommonArgs common;
-  std::string what;  // decode, prefill, prefix
+  std::string what;  // decode, prefill, prefix, memory
   std::string model, ops;
   int threads = 0;
   int64_t tokens = 0;

@@ -190,13 +190,23 @@ int run_cli(int argc, char** argv) {
   g->add_option("--limits", golden.limits, "file with the limits of fast (default: limits.json beside the vectors, else those inside)");
   g->add_flag("--localise", golden.localise, "name the first tensor that is off");
 
+  PlanArgs plan;
+  CLI::App* p = add(app, "plan", "how much memory a model takes, without reading its weights", plan, cmd_plan, chosen);
+  p->add_option("--model", plan.model, "imported name, model folder, .gguf file, or demo (default)");
+  p->add_option("--context", plan.context, "tokens of one sequence, prompt and answer (default: the model's longest)")->check(CLI::PositiveNumber);
+  p->add_option("--concurrency", plan.concurrency, "sequences at a time (default 1)")->check(CLI::PositiveNumber);
+  p->add_option("--memory", plan.memory, "what there is, such as 12GB (default: this machine's)");
+  p->add_option("--ops", plan.ops, "reference, exact, fast")->check(CLI::IsMember({"reference", "exact", "fast"}));
+  p->add_option("--kv-dtype", plan.kv_dtype, "stored form of cache rows (model.kv_dtype)");
+  p->add_option("--prefill-chunk", plan.prefill_chunk, "tokens of the largest step (scheduler.prefill_chunk)")->check(CLI::Range(1, 65536));
+
   BenchArgs bench;
-  CLI::App* b = add(app, "bench", "measure decode, prefill or prefix reuse beside its bound", bench, cmd_bench, chosen);
-  b->add_option("what", bench.what, "decode, prefill, prefix")->required()->check(CLI::IsMember({"decode", "prefill", "prefix"}));
+  CLI::App* b = add(app, "bench", "measure decode, prefill, prefix reuse or memory beside its bound", bench, cmd_bench, chosen);
+  b->add_option("what", bench.what, "decode, prefill, prefix, memory")->required()->check(CLI::IsMember({"decode", "prefill", "prefix", "memory"}));
   b->add_option("--model", bench.model, "imported name, model folder, .gguf file, or demo (default)");
   b->add_option("--ops", bench.ops, "reference, exact, fast")->check(CLI::IsMember({"reference", "exact", "fast"}));
   b->add_option("--threads", bench.threads, kThreadsHelp);
-  b->add_option("--tokens", bench.tokens, "prompt tokens (prefill, prefix) or answer tokens (decode)");
+  b->add_option("--tokens", bench.tokens, "prompt tokens (prefill, prefix), answer tokens (decode) or context (memory)");
 
   DrillArgs drill;
   CLI::App* d = add(app, "drill", "damage private copies of the state on purpose and prove that nobody notices", drill, cmd_drill, chosen);

@@ -275,6 +275,7 @@ Status Config::check_whole() const {
     return fail(Code::kInvalidArgument, "cache.prefix_reuse.require_state_complete cannot be false: a hit without complete state gives wrong answers; set cache.prefix_reuse.enabled: false instead",
                 origin("cache.prefix_reuse.require_state_complete"));
   if (text("devices.determinism") == "relaxed") return fail(Code::kUnsupported, "devices.determinism: relaxed does not exist in this version; every kernel keeps strict bits", origin("devices.determinism"));
+  if (!flag("devices.static_graph")) return fail(Code::kUnsupported, "devices.static_graph: false does not exist; every step is planned and replayed", origin("devices.static_graph"));
   if (text("devices.backend") == "cuda") return fail(Code::kUnsupported, "devices.backend: cuda is not in this version; use auto or cpu", origin("devices.backend"));
   if (const std::string& kv = text("model.kv_dtype"); kv != "auto" && kv != "f32" && kv != "bf16" && kv != "packed")
     return fail(Code::kUnsupported, "model.kv_dtype: " + kv + " is not in this version; use auto, f32, bf16 or packed", origin("model.kv_dtype"));

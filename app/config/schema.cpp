@@ -36,7 +36,7 @@ constexpr Setting kSettings[] = {
     {"devices.ops", kChoice, "fast", "fast|exact|reference", false, kRestart, true, "Set of kernels: fast (default), exact (float32), reference (readable, slow)."},
     {"devices.accelerator_memory_fraction", kNumber, "0.9", "0.05..1", false, kRestart, false, "Share of accelerator memory that may be used."},
     {"devices.determinism", kChoice, "strict", "strict|relaxed", false, kRestart, true, "strict: the same bits on every path. relaxed does not exist in this version and is refused."},
-    {"devices.static_graph", kFlag, "true", "", false, kRestart, false, "Plan each step once and replay it."},
+    {"devices.static_graph", kFlag, "true", "", false, kRestart, true, "Steps are planned once and replayed, and a plan made for another layout is refused; false does not exist and is refused."},
     {"cache.block_size", kInteger, "auto", "64..4096", true, kRestart, true, "Tokens of one block of prefix identity; auto: the smallest that fits every state of the model."},
     {"cache.prefix_reuse.enabled", kFlag, "true", "", false, kRestart, true, "Reuse the state of known prefixes; off: every prompt is computed whole."},
     {"cache.prefix_reuse.require_state_complete", kFlag, "true", "", false, kRestart, true,

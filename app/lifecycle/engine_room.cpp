@@ -58,12 +58,16 @@ EngineConfig engine_config(const Config& config) {
   return e;
 }
 
+size_t cache_budget(const Config& config) {
+  return config.is_auto("cache.max_size_gb") ? machine_memory_bytes() / 4 : static_cast<size_t>(config.number("cache.max_size_gb") * 1e9);
+}
+
 StateConfig state_config(const Config& config, const Model& model, const EngineConfig& engine) {
   StateConfig c;
   c.model = model.graph().state;
   c.model_digest = model.digest();
   c.numerics_id = model.numerics_id();
-  c.budget_bytes = config.is_auto("cache.max_size_gb") ? machine_memory_bytes() / 4 : static_cast<size_t>(config.number("cache.max_size_gb") * 1e9);
+  c.budget_bytes = cache_budget(config);
   c.host_budget_bytes = host_budget(config);
   c.max_sequences = static_cast<int>(config.integer("scheduler.max_num_seqs"));
   c.kernel_layout_id = page_layout_id(model.graph().state);
@@ -73,11 +77,41 @@ StateConfig state_config(const Config& config, const Model& model, const EngineC
   return c;
 }
 
+/// Refuses what cannot fit before its weights are read: one sequence as long as configured, beside the weights and inside the cache budget.
+Status check_memory(const Config& config, const Model& sizes) {
+  CARREL_ASSIGN(const MemoryPlan plan, plan_memory(sizes.graph(), sizes.weight_bytes(), plan_question(config, sizes)));
+  if (!plan.fits)
+    return fail(Code::kExhausted, why_not(plan) + "; lower model.max_sequence_length, or see `carrel plan`", sizes.name());
+  const size_t budget = cache_budget(config);
+  if (static_cast<size_t>(plan.sequence_bytes) <= budget) return {};
+  return fail(Code::kExhausted,
+              "one sequence of " + std::to_string(plan.context) + " tokens needs " + bytes_for_people(plan.sequence_bytes) + " of state, cache.max_size_gb gives " +
+                  bytes_for_people(static_cast<int64_t>(budget)) + "; raise it, or lower model.max_sequence_length; see `carrel plan`",
+              sizes.name());
+}
+
 }  // namespace
+
+PlanQuestion plan_question(const Config& config, const Model& model) {
+  const EngineConfig engine = engine_config(config);
+  PlanQuestion q;
+  q.context = model.graph().max_positions;
+  q.prefill_chunk = engine.prefill_chunk;
+  q.max_batch_size = engine.max_batch_size;
+  q.max_outputs = max_output_rows(engine);
+  q.n_threads = model.team_size();
+  q.memory_bytes = static_cast<int64_t>(machine_memory_bytes());
+  q.process_bytes = resident_bytes();
+  return q;
+}
 
 Result<EngineRoom> open_engine_room(Env* env, const Config& config, const std::string& data_dir, Catalog* catalog) {
   EngineRoom room;
-  CARREL_ASSIGN(const ModelChoice choice, choose_model(env, config, data_dir, catalog));
+  CARREL_ASSIGN(ModelChoice choice, choose_model(env, config, data_dir, catalog));
+  choice.options.admit = [&](const Model& sizes) {
+    room.process_bytes = resident_bytes();
+    return check_memory(config, sizes);
+  };
   const int64_t start = env->mono_ns();
   auto loaded = Model::load(env, choice.location, choice.options);
   if (!loaded) {

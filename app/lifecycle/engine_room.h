@@ -4,6 +4,7 @@
 
 #include "app/lifecycle/model_choice.h"
 #include "engine/engine.h"
+#include "engine/model/memory_plan.h"
 
 namespace carrel {
 
@@ -11,6 +12,7 @@ namespace carrel {
 struct EngineRoom {
   std::string registered, store_entry;  // name and folder of an imported model, else empty
   bool embedded = false;                // the demo model
+  int64_t process_bytes = 0;            // resident before the weights were read: program, tokenizer, template
   std::unique_ptr<Model> model;
   std::unique_ptr<StateManager> state;
   std::unique_ptr<Engine> engine;
@@ -18,6 +20,9 @@ struct EngineRoom {
 
 /// catalog: null where there is none yet. Loads the configured model and logs what was registered. A model found damaged is marked so in the catalog.
 Result<EngineRoom> open_engine_room(Env* env, const Config& config, const std::string& data_dir, Catalog* catalog);
+
+/// What a configuration asks of the memory planner: one sequence of the model's longest on this machine, in a process as it stands now.
+PlanQuestion plan_question(const Config& config, const Model& model);
 
 /// The same for a one-shot command: its own configuration from flags and environment, catalog of the data folder when it has one.
 Result<EngineRoom> open_engine_room(Env* env, const std::string& data_dir, const std::string& config_file, const std::map<std::string, std::string>& flags);

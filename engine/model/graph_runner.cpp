@@ -49,11 +49,7 @@ struct GraphRunner::Impl {
   Probe probe;
 
   Impl(const Graph* g, Ops* ops, const StepLimits& l, LayoutStamp stamp)
-      : graph(g),
-        planner(g, ops),
-        limits(l),
-        n_blocks(std::max(1, (g->max_positions + g->state.block_size - 1) / g->state.block_size)),
-        layout(std::move(stamp)) {
+      : graph(g), planner(g, ops), limits(l), n_blocks(table_columns(*g)), layout(std::move(stamp)) {
     make_buffers();
   }
 
@@ -168,7 +164,7 @@ size_t GraphRunner::arena_bytes() const {
 }
 
 size_t GraphRunner::input_bytes() const {
-  return impl_->inputs->bytes();
+  return StepInputs::bytes_for(*impl_->graph, impl_->limits, impl_->n_blocks);
 }
 
 }  // namespace carrel

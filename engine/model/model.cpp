@@ -64,6 +64,8 @@ struct Model::Impl {
   GenerationDefaults defaults;
   Digest digest{};
   std::string numerics;
+  DType kv = DType::kF32;
+  int64_t mapped_bytes = 0;
   int64_t created_ms = 0;
 
   Status load_text(Env* env, const std::string& template_file) {
@@ -83,8 +85,39 @@ struct Model::Impl {
     return {};
   }
 
+  /// Source (unless it is open) and weights.
+  Status open(Env* env, const ModelLocation& from, const ModelOptions& options, LoadMatrices what) {
+    const FormChooser choose = [o = ops.get()](Form stored) { return o->wanted_form(stored); };
+    graph = Graph();
+    if (!from.store_entry.empty()) {
+      const StoreVerify verify = options.verify_full ? StoreVerify::kFull : StoreVerify::kSampled;
+      CARREL_ASSIGN(StoredModel stored, open_stored_model(env, from.store_entry, choose, verify, what));
+      if (!source) source = std::move(stored.source);
+      weights = std::move(stored.weights);
+      return {};
+    }
+    if (!source) {
+      CARREL_ASSIGN(source, from.embedded ? open_folder_in_memory(from.files) : open_source(env, from.path));
+      if (!from.embedded) mapped_bytes = tensor_bytes(*source);
+    }
+    weights = weights_from_source(*source, choose, what);
+    return {};
+  }
+
+  Status build(const ModelOptions& options) {
+    CARREL_ASSIGN(family, find_family(source->format(), source->config_json()));
+    CARREL_ASSIGN(kv, kv_dtype_of(options.kv_dtype, *ops));
+    if (kv == DType::kPackedKv && family->name != "deepseek_v4")
+      return fail(Code::kUnsupported, "packed is the row format of deepseek_v4, this model is " + std::string(family->name) + "; use auto, f32 or bf16",
+                  "model.kv_dtype");
+    CARREL_ASSIGN(graph, family->build(source->format(), source->config_json(), *weights, {.kv_dtype = kv}));
+    if (options.max_sequence_length > 0)
+      graph.max_positions = static_cast<int>(std::min<int64_t>(options.max_sequence_length, graph.max_positions));
+    return {};
+  }
+
   /// What state made with these kernels and formats may be shared with: measured bits, formats, back end.
-  void identify(DType kv) {
+  void identify() {
     const std::string facts = "carrel numerics 1\n" + std::string(op_set()) + "\n" + std::string(carrel::to_string(kv)) + "\n" + numerics_canary(*ops);
     numerics = to_hex(sha256(facts));
   }
@@ -102,25 +135,19 @@ Result<std::unique_ptr<Model>> Model::load(Env* env, const ModelLocation& from, 
   i->team = std::make_unique<ThreadTeam>(threads);
   CARREL_ASSIGN(i->ops, make_ops(options.ops, i->team.get()));
   i->op_set_kind = options.ops;
-  const FormChooser choose = [ops = i->ops.get()](Form stored) { return ops->wanted_form(stored); };
-  if (!from.store_entry.empty()) {
-    CARREL_ASSIGN(StoredModel stored, open_stored_model(env, from.store_entry, choose, options.verify_full ? StoreVerify::kFull : StoreVerify::kSampled));
-    i->source = std::move(stored.source);
-    i->weights = std::move(stored.weights);
-  } else {
-    CARREL_ASSIGN(i->source, from.embedded ? open_folder_in_memory(from.files) : open_source(env, from.path));
-    i->weights = weights_from_source(*i->source, choose);
-  }
-  CARREL_ASSIGN(i->family, find_family(i->source->format(), i->source->config_json()));
-  CARREL_ASSIGN(const DType kv, kv_dtype_of(options.kv_dtype, *i->ops));
-  if (kv == DType::kPackedKv && i->family->name != "deepseek_v4")
-    return fail(Code::kUnsupported, "packed is the row format of deepseek_v4, this model is " + std::string(i->family->name) + "; use auto, f32 or bf16",
-                "model.kv_dtype");
-  CARREL_ASSIGN(i->graph, i->family->build(i->source->format(), i->source->config_json(), *i->weights, {.kv_dtype = kv}));
-  if (options.max_sequence_length > 0) i->graph.max_positions = static_cast<int>(std::min<int64_t>(options.max_sequence_length, i->graph.max_positions));
+  CARREL_TRY(i->open(env, from, options, options.sizes_only || options.admit ? LoadMatrices::kSizes : LoadMatrices::kAll));
+  CARREL_TRY(i->build(options));
   CARREL_TRY(i->load_text(env, options.chat_template_file));
+  if (options.sizes_only) return std::unique_ptr<Model>(new Model(std::move(i)));
+  if (options.admit) {
+    Model sizes(std::move(i));
+    CARREL_TRY(options.admit(sizes));
+    i = std::move(sizes.impl_);
+    CARREL_TRY(i->open(env, from, options, LoadMatrices::kAll));
+    CARREL_TRY(i->build(options));
+  }
   CARREL_ASSIGN(i->digest, i->weights->model_digest());
-  i->identify(kv);
+  i->identify();
   return std::unique_ptr<Model>(new Model(std::move(i)));
 }
 
@@ -129,6 +156,7 @@ std::string_view Model::family() const { return impl_->family->name; }
 const Graph& Model::graph() const { return impl_->graph; }
 Ops& Model::ops() { return *impl_->ops; }
 ThreadTeam& Model::team() { return *impl_->team; }
+int Model::team_size() const { return impl_->team->size(); }
 Result<std::unique_ptr<Ops>> Model::make_private_ops(ThreadTeam* team) const { return carrel::make_ops(impl_->op_set_kind, team); }
 const Tokenizer& Model::tokenizer() const { return *impl_->tokenizer; }
 const ChatTemplate* Model::chat_template() const { return impl_->chat ? &*impl_->chat : nullptr; }
@@ -138,6 +166,7 @@ const std::string& Model::numerics_id() const { return impl_->numerics; }
 std::string Model::op_set() const { return impl_->op_set(); }
 int64_t Model::weight_bytes() const { return impl_->weights->memory_bytes(); }
 int64_t Model::file_bytes() const { return impl_->weights->file_bytes(); }
+int64_t Model::mapped_bytes() const { return impl_->mapped_bytes; }
 int64_t Model::created_ms() const { return impl_->created_ms; }
 
 }  // namespace carrel

@@ -2,6 +2,7 @@
 // which belong to the step thread.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -18,6 +19,8 @@
 
 namespace carrel {
 
+class Model;
+
 struct ModelOptions {
   std::string name;                // as the API shows it
   OpSet ops = OpSet::kFast;
@@ -26,6 +29,9 @@ struct ModelOptions {
   std::string chat_template_file;  // replaces the model's own
   int64_t max_sequence_length = 0; // 0: the model's
   bool verify_full = true;         // model.verify
+  bool sizes_only = false;         // for the planner: weights have no data, nothing may be run, the digest is empty
+  /// Asked before the weights are read, with the same model in sizes only; an error ends the load.
+  std::function<Status(const Model& sizes)> admit;
 };
 
 /// Where the bytes are: exactly one of the three.
@@ -52,6 +58,7 @@ class Model {
   const Graph& graph() const;
   Ops& ops();
   ThreadTeam& team();
+  int team_size() const;
   /// Ops of the same numerics for somebody who computes beside the step thread.
   Result<std::unique_ptr<Ops>> make_private_ops(ThreadTeam* team) const;
   const Tokenizer& tokenizer() const;
@@ -62,6 +69,7 @@ class Model {
   std::string op_set() const;
   int64_t weight_bytes() const;    // packed, in memory
   int64_t file_bytes() const;      // of the tensors as they came: what a bandwidth bound is stated on
+  int64_t mapped_bytes() const;    // of files that are mapped while the weights are read; 0 from the store and when embedded
   int64_t created_ms() const;      // load time
 
  private:

@@ -77,6 +77,10 @@ Status read_table(const TensorInfo& tensor, std::span<int32_t> out, const std::s
   return {};
 }
 
+void WeightArena::count(size_t n_bytes) {
+  used_ += static_cast<int64_t>((n_bytes + kAlign - 1) / kAlign * kAlign);
+}
+
 Result<std::span<std::byte>> WeightArena::take(size_t n_bytes) {
   const size_t n = (n_bytes + kAlign - 1) / kAlign * kAlign;
   if (n > rest_.size()) {

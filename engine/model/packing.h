@@ -59,6 +59,8 @@ Status read_table(const TensorInfo& tensor, std::span<int32_t> out, const std::s
 class WeightArena {
  public:
   Result<std::span<std::byte>> take(size_t n_bytes);
+  /// Counts what take() would.
+  void count(size_t n_bytes);
   int64_t used_bytes() const { return used_; }
 
  private:

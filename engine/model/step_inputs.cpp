@@ -91,10 +91,16 @@ void StepInputs::fill(const Batch& step) {
   for (size_t t = 0; t < ropes_.size(); ++t) make_rope_table(graph_.ropes[t], batch_.positions, ropes_[t]);
 }
 
-size_t StepInputs::bytes() const {
-  size_t n = table_.size() * sizeof(std::byte*) + table_rows_.size() * sizeof(std::byte**) + seqs_.size() * sizeof(SeqStep);
-  n += (ids_.size() * 3 + outputs_.size()) * sizeof(int32_t);
-  for (const RopeSpec& r : graph_.ropes) n += 2 * sizeof(float) * ids_.size() * r.inv_freq.size();
+int table_columns(const Graph& graph) {
+  return std::max(1, (graph.max_positions + graph.state.block_size - 1) / graph.state.block_size);
+}
+
+size_t StepInputs::bytes_for(const Graph& graph, const StepLimits& limits, int n_blocks) {
+  const auto n_tokens = static_cast<size_t>(limits.max_tokens), n_seqs = static_cast<size_t>(limits.max_seqs);
+  const size_t n_rows = n_seqs * graph.state.groups.size();
+  size_t n = n_rows * (static_cast<size_t>(n_blocks) * sizeof(std::byte*) + sizeof(std::byte**)) + n_seqs * sizeof(SeqStep);
+  n += (n_tokens * 3 + static_cast<size_t>(limits.max_outputs)) * sizeof(int32_t);
+  for (const RopeSpec& r : graph.ropes) n += 2 * sizeof(float) * n_tokens * r.inv_freq.size();
   return n;
 }
 

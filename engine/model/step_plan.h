@@ -30,6 +30,9 @@ class GuardPage {
   size_t size_ = 0;
 };
 
+/// Columns of a page table that holds the model's longest sequence.
+int table_columns(const Graph& graph);
+
 /// Input buffers of all plans of one runner.
 class StepInputs {
  public:
@@ -43,7 +46,8 @@ class StepInputs {
   const Batch& batch() const { return batch_; }  // what ops are given: all spans lie in these buffers
   const RopeTable& rope(int table) const { return ropes_[static_cast<size_t>(table)]; }
   int n_rows(Rows rows) const { return rows == Rows::kTokens ? batch_.n_tokens : static_cast<int>(batch_.outputs.size()); }
-  size_t bytes() const;
+  /// Of buffers for these limits.
+  static size_t bytes_for(const Graph& graph, const StepLimits& limits, int n_blocks);
   const std::byte* guard() const { return guard_.data(); }
 
  private:

@@ -101,7 +101,7 @@ class Nomad {
 };
 
 TEST(StepPlans, AThousandStepsOfMixedSizesNeedNoMorePlansThanBuckets) {
-  for (const char* path : {"llama", "deepseek_v4/tiny_a"}) {
+  for (const char* path : {"llama", "deepseek_v4/tiny_a", "lfm2"}) {
     const auto model = load(path);
     ASSERT_TRUE(model);
     GraphRunner runner(&model->graph, model->ops.get(), {.max_tokens = 24, .max_seqs = 1, .max_outputs = 4},
@@ -279,7 +279,7 @@ TEST(Cases, case_state_b27) {
 
 // Nothing that a step was given is remembered: pages, slots, tables and row lists move before every step and their old memory is unmapped.
 TEST(Cases, case_state_b29) {
-  for (const char* path : {"llama", "gemma3_text", "deepseek_v4/tiny_a", "deepseek_v4/tiny_b"}) {
+  for (const char* path : {"llama", "gemma3_text", "deepseek_v4/tiny_a", "deepseek_v4/tiny_b", "lfm2", "qwen3_next"}) {
     for (const OpSet ops : {OpSet::kExact, OpSet::kFast}) {
       const auto model = load(path, ops);
       ASSERT_TRUE(model);

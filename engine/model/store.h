@@ -88,6 +88,7 @@ struct StoredModel {
   /// Serves the requests that were made at import. kCorrupt names the damaged tensor, kUnsupported a request that was not made.
   std::unique_ptr<LoadedWeights> weights;
 };
-Result<StoredModel> open_stored_model(Env* env, const std::string& entry_dir, FormChooser choose, StoreVerify verify);
+Result<StoredModel> open_stored_model(Env* env, const std::string& entry_dir, FormChooser choose, StoreVerify verify,
+                                      LoadMatrices what = LoadMatrices::kAll);
 
 }  // namespace carrel

@@ -64,8 +64,8 @@ struct Opened {
 
 class StoreWeights final : public LoadedWeights {
  public:
-  StoreWeights(Opened model, FormChooser choose, StoreVerify verify, size_t sample)
-      : model_(std::move(model)), choose_(std::move(choose)), verify_(verify), sample_(sample) {}
+  StoreWeights(Opened model, FormChooser choose, StoreVerify verify, LoadMatrices what, size_t sample)
+      : model_(std::move(model)), choose_(std::move(choose)), verify_(verify), what_(what), sample_(sample) {}
 
   bool has(const std::string& tensor) const override;
   std::vector<int64_t> shape(const std::string& tensor) const override;
@@ -90,6 +90,7 @@ class StoreWeights final : public LoadedWeights {
   const Opened model_;
   const FormChooser choose_;
   const StoreVerify verify_;
+  const LoadMatrices what_;
   const size_t sample_;  // which of the sixteenths is checked
   WeightArena arena_;
   std::unordered_map<std::string, Matrix> served_;  // vectors and tables too, by request id
@@ -126,7 +127,12 @@ Result<Matrix> StoreWeights::matrix(const MatrixRequest& r) {
   if (!p.is_matrix || p.rows != r.n_rows || p.cols != r.n_cols)
     return fail(Code::kCorrupt, "manifest contradicts itself about " + id, model_.entry.path);
   const Form form = choose_(p.form);
-  CARREL_ASSIGN(const auto out, arena_.take(packed_bytes(form, p.rows, p.cols)));
+  const size_t n_bytes = packed_bytes(form, p.rows, p.cols);
+  if (what_ == LoadMatrices::kSizes) {
+    arena_.count(n_bytes);
+    return served_.emplace(id, Matrix{form, p.rows, p.cols, nullptr}).first->second;
+  }
+  CARREL_ASSIGN(const auto out, arena_.take(n_bytes));
   if (form == p.form) {
     CARREL_TRY(read(i, out));
   } else {
@@ -165,7 +171,8 @@ Result<Digest> StoreWeights::model_digest() const {
 
 }  // namespace
 
-Result<StoredModel> open_stored_model(Env* env, const std::string& entry_dir, FormChooser choose, StoreVerify verify) {
+Result<StoredModel> open_stored_model(Env* env, const std::string& entry_dir, FormChooser choose, StoreVerify verify,
+                                      LoadMatrices what) {
   Opened o;
   CARREL_ASSIGN(o.manifest, read_entry_manifest(env, entry_dir));
   o.entry = describe_entry(env, entry_dir, o.manifest);
@@ -179,7 +186,7 @@ Result<StoredModel> open_stored_model(Env* env, const std::string& entry_dir, Fo
   StoredModel m;
   m.entry = o.entry;
   m.source = std::move(texts);
-  m.weights = std::make_unique<StoreWeights>(std::move(o), std::move(choose), verify, static_cast<size_t>(r) % kSampleOneIn);
+  m.weights = std::make_unique<StoreWeights>(std::move(o), std::move(choose), verify, what, static_cast<size_t>(r) % kSampleOneIn);
   return m;
 }
 

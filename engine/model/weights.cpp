@@ -13,7 +13,8 @@ namespace {
 
 class SourceWeights final : public LoadedWeights {
  public:
-  SourceWeights(const ModelSource& source, FormChooser choose) : source_(source), choose_(std::move(choose)) {}
+  SourceWeights(const ModelSource& source, FormChooser choose, LoadMatrices what)
+      : source_(source), choose_(std::move(choose)), what_(what) {}
 
   bool has(const std::string& tensor) const override { return source_.find(tensor) != nullptr; }
   std::vector<int64_t> shape(const std::string& tensor) const override {
@@ -26,11 +27,17 @@ class SourceWeights final : public LoadedWeights {
     if (const auto it = matrices_.find(id); it != matrices_.end()) return it->second;
     CARREL_ASSIGN(const FoundMatrix found, find_for(source_, r));
     const Form form = choose_(found.form);
-    CARREL_ASSIGN(const auto out, take(packed_bytes(form, r.n_rows, r.n_cols)));
-    CARREL_TRY(pack_request(found, r, form, out, source_.path()));
     asked_.insert(r.tensor);
     if (found.scales != nullptr) asked_.insert(r.scales);
-    const Matrix m{form, r.n_rows, r.n_cols, out.data()};
+    Matrix m{form, r.n_rows, r.n_cols, nullptr};
+    const size_t n_bytes = packed_bytes(form, r.n_rows, r.n_cols);
+    if (what_ == LoadMatrices::kSizes) {
+      arena_.count(n_bytes);
+    } else {
+      CARREL_ASSIGN(const auto out, take(n_bytes));
+      CARREL_TRY(pack_request(found, r, form, out, source_.path()));
+      m.data = out.data();
+    }
     matrices_.emplace(id, m);
     return m;
   }
@@ -74,6 +81,7 @@ class SourceWeights final : public LoadedWeights {
 
   const ModelSource& source_;
   const FormChooser choose_;
+  const LoadMatrices what_;
   WeightArena arena_;
   std::unordered_map<std::string, Matrix> matrices_;           // by request id
   std::unordered_map<std::string, const std::byte*> vectors_;  // vectors and tables, by request id
@@ -82,8 +90,8 @@ class SourceWeights final : public LoadedWeights {
 
 }  // namespace
 
-std::unique_ptr<LoadedWeights> weights_from_source(const ModelSource& source, FormChooser choose) {
-  return std::make_unique<SourceWeights>(source, std::move(choose));
+std::unique_ptr<LoadedWeights> weights_from_source(const ModelSource& source, FormChooser choose, LoadMatrices what) {
+  return std::make_unique<SourceWeights>(source, std::move(choose), what);
 }
 
 }  // namespace carrel

@@ -66,8 +66,12 @@ using FormChooser = std::function<Form(Form stored)>;
 
 class ModelSource;
 
+/// What a loader does with matrices. kSizes (planner): their data is null and memory_bytes counts what they would take; vectors and tables
+/// are read as always, since families look at them.
+enum class LoadMatrices { kAll, kSizes };
+
 /// Packs on request, directly from the source, which must outlive it. The same request gives the same memory. Errors: kCorrupt (absent,
 /// other shape), kUnsupported (type, by name), each with tensor and file; kExhausted.
-std::unique_ptr<LoadedWeights> weights_from_source(const ModelSource& source, FormChooser choose);
+std::unique_ptr<LoadedWeights> weights_from_source(const ModelSource& source, FormChooser choose, LoadMatrices what = LoadMatrices::kAll);
 
 }  // namespace carrel

@@ -6,6 +6,7 @@
 #include "base/log.h"
 #include "engine/state/extent.h"
 #include "engine/state/manager_impl.h"
+#include "engine/state/needs.h"
 
 namespace carrel {
 
@@ -24,19 +25,6 @@ std::vector<size_t> recurrent_groups(const ModelState& model) {
   for (size_t g = 0; g < model.groups.size(); g++)
     if (model.groups[g].kind == StateKind::kRecurrent) out.push_back(g);
   return out;
-}
-
-/// Blocks between rungs: so many that registers cost no more than the log rows between two of them. Without logs, about a thousand tokens.
-int64_t ladder_of(const ModelState& model) {
-  constexpr int64_t kTokensWithoutLogs = 1024;
-  size_t registers = 0, logs = 0;
-  for (const StateSpec& g : model.groups) {
-    if (g.kind == StateKind::kRecurrent) registers += page_bytes(g, model.block_size);
-    if (is_log(g.kind)) logs += page_bytes(g, model.block_size);
-  }
-  if (registers == 0) return 0;
-  if (logs == 0) return std::max<int64_t>(1, kTokensWithoutLogs / model.block_size);
-  return static_cast<int64_t>((registers + logs - 1) / logs);
 }
 
 std::string bytes_text(size_t n) {
@@ -75,7 +63,7 @@ StateManager::Impl::Impl(StateConfig c)
       context(key_context(config.model_digest, config.numerics_id, row_layout_id(config.model))),
       layouts(layouts_of(config.model)),
       recurrent(recurrent_groups(config.model)),
-      ladder_blocks(ladder_of(config.model)),
+      ladder_blocks(carrel::ladder_blocks(config.model)),
       pool(config.model, config.budget_bytes, config.poison),
       index(config.model, config.max_ghosts, config.host_budget_bytes) {
   if (!config.reuse) return;
@@ -107,21 +95,12 @@ Result<std::unique_ptr<StateManager>> StateManager::create(StateConfig config) {
 StateManager::StateManager(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 StateManager::~StateManager() = default;
 
-/// The most pages of a group that one sequence of n tokens must hold at a time when it runs alone. None of a recurrent group: its registers
-/// are in the slot, and what is kept for others is never a reason to refuse.
 int64_t StateManager::Impl::peak_pages(int64_t group, int64_t n_tokens) const {
-  if (spec(group).kind == StateKind::kRecurrent) return 0;
-  const int64_t n_blocks = (n_tokens + block_size - 1) / block_size;
-  const int64_t step_blocks = (std::min(config.max_step_tokens, n_tokens) + block_size - 1) / block_size + 1;
-  if (spec(group).kind == StateKind::kWindow) return std::min(n_blocks, window_blocks(spec(group), block_size) + step_blocks);
-  if (spec(group).kind == StateKind::kTail) return std::min(n_blocks, 1 + step_blocks);
-  return n_blocks;
+  return carrel::peak_pages(spec(group), block_size, n_tokens, config.max_step_tokens);
 }
 
 size_t StateManager::Impl::needed_bytes(int64_t n_tokens) const {
-  size_t n = pool.bytes_of_kind(pool.slot_kind());
-  for (int64_t g = 0; g < n_groups(); g++) n += static_cast<size_t>(peak_pages(g, n_tokens)) * pool.bytes_of_kind(static_cast<int>(g));
-  return n;
+  return sequence_bytes(config.model, n_tokens, config.max_step_tokens);
 }
 
 /// What a live sequence still has to take until its prompt is computed.

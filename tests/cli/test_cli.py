@@ -8,7 +8,7 @@ import subprocess
 import tempfile
 import unittest
 
-from harness import BIN, Server
+from harness import BIN, Server, run_serve
 
 GOLDEN = "tests/golden/models/llama"
 DEMO = "app/assets/demo-model"
@@ -49,6 +49,7 @@ class Cli(unittest.TestCase):
         every = self.json("model", "verify")
         self.assertEqual((every["ok"], [m["name"] for m in every["models"]]), (True, ["l", "demo"]))
         self.json("run", "hi", "--model", "l", "--max-tokens", "2", "--raw")
+        self.assertTrue(self.json("plan", "--model", "l")["fits"])
         self.json("tenant", "remove", "a")
         self.json("golden", GOLDEN, data=False)
         self.json("config", "check", "tests/config/seed_001.yaml", data=False)
@@ -189,6 +190,68 @@ class Cli(unittest.TestCase):
         self.assertGreater(recurrent["ladder_tokens"], 0)
         lost = self.json("drill", "missing-recurrent", "--model", folder)
         self.assertEqual((lost["passed"], lost["n_passed"], lost["show_damage"]), (True, 1, False))
+
+    def test_plan_sizes_a_model_without_reading_its_weights(self):
+        self.json("model", "import", DEMO, "--name", "l")
+        plans = [self.json("plan", "--model", m, "--context", "512", "--concurrency", "3") for m in ("demo", DEMO, "l")]
+        for p in plans:
+            self.assertEqual((p["context"], p["concurrency"], p["fits"]), (512, 3, True))
+            parts = p["weights_bytes"] + p["activations_bytes"] + p["inputs_bytes"] + p["scratch_bytes"] + p["process_bytes"] + 3 * p["sequence_bytes"]
+            self.assertEqual(p["total_bytes"], parts)
+            self.assertEqual({g["kind"] for g in p["groups"]}, {"compressed_kv", "indexer", "window", "tail"})
+        for same in ("weights_bytes", "activations_bytes", "states_bytes", "groups"):
+            self.assertEqual(len({json.dumps(p[same]) for p in plans}), 1, same)  # embedded, folder and imported
+        self.assertEqual(plans[2]["mapped_while_loading_bytes"], 0)
+        smaller = self.json("plan", "--context", "512", "--concurrency", "3", "--kv-dtype", "bf16")
+        larger = self.json("plan", "--context", "512", "--concurrency", "3", "--kv-dtype", "f32")
+        self.assertLess(smaller["states_bytes"], larger["states_bytes"])
+        text = carrel("plan", "--context", "512", "--concurrency", "3", data=self.data).stdout
+        for word in ("weights", "activations", "process", "csa", "padding", "tokens per GB", "cache.max_size_gb", "fits"):
+            self.assertIn(word, text)
+
+    def test_plan_says_what_does_not_fit_and_what_would(self):
+        ample = self.json("plan", "--context", "512", "--concurrency", "4")
+        short = str(ample["total_bytes"] - ample["sequence_bytes"])
+        tight = self.json("plan", "--context", "512", "--concurrency", "4", "--memory", short, status=1)
+        self.assertEqual((tight["fits"], tight["cache_max_size_gb"]), (False, None))
+        self.assertLess(tight["largest_context"], 512)
+        self.assertIn("does not fit: needs", carrel("plan", "--context", "512", "--concurrency", "4", "--memory", "1MB").stdout)
+        self.assertTrue(self.json("plan", "--context", "512", "--concurrency", "4", "--memory", "16GiB")["fits"])
+        for args, status, word in ((("--model", "none"), 1, "none"), (("--context", "1000000000"), 2, "more than this model's"), (("--memory", "plenty"), 2, "12GB"),
+                                   (("--context", "0"), 2, "--context"), (("--kv-dtype", "int3"), 2, "kv_dtype")):
+            self.assertIn(word, self.json("plan", *args, status=status)["error"]["message"], args)
+
+    def test_serve_refuses_what_cannot_fit_before_reading_weights(self):
+        def demo_of(name, context):
+            folder = os.path.join(self.data, name)
+            shutil.copytree(DEMO, folder)
+            with open(os.path.join(folder, "config.json")) as f:
+                made = json.load(f)
+            made["max_position_embeddings"] = context
+            with open(os.path.join(folder, "config.json"), "w") as f:
+                json.dump(made, f)
+            return folder
+
+        def refusal(text):
+            config = os.path.join(self.data, "c.yaml")
+            with open(config, "w") as f:
+                f.write(text)
+            status, text = run_serve("--config", config, data=self.data)
+            self.assertEqual(status, 1, text)
+            self.assertNotIn("ready", text)
+            return text
+
+        text = refusal("model: {path: %s}\ncache: {max_size_gb: 0.01}\n" % demo_of("long", 200_000))
+        for word in ("one sequence of 200000 tokens needs", "cache.max_size_gb gives 10.0 MB", "model.max_sequence_length", "carrel plan"):
+            self.assertIn(word, text)
+        text = refusal("model: {path: %s}\n" % demo_of("vast", 1_000_000_000))  # no machine holds a sequence this long
+        for word in ("weights", "activations", "1 sequence of 1000000000 tokens", "it would fit with sequences of", "model.max_sequence_length"):
+            self.assertIn(word, text)
+        # The way out that it names works.
+        config = os.path.join(self.data, "d.yaml")
+        with open(config, "w") as f:
+            f.write("model: {path: %s, max_sequence_length: 4096}\ncache: {max_size_gb: 0.01}\n" % os.path.join(self.data, "long"))
+        Server("--config", config, data=self.data).stop()
 
     def test_a_command_that_only_looks_makes_no_folder(self):
         absent = os.path.join(self.data, "absent")
