@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "app/cli/bench_reuse.h"
 #include "app/cli/cli.h"
 #include "app/lifecycle/engine_room.h"
 #include "base/log.h"
@@ -262,6 +263,7 @@ int cmd_bench(const BenchArgs& args) {
   auto figure = args.what == "decode"    ? decode(Env::real(), model, args.tokens)
                 : args.what == "prefill" ? prefill(Env::real(), model, args.tokens)
                 : args.what == "memory"  ? memory(*room, args.tokens)
+                : args.what == "reuse"   ? bench_reuse(model)
                                          : prefix(*room->engine, args.tokens);
   if (!figure) return report(figure.error(), args.common);
   (*figure)["model"] = model.name();
@@ -269,6 +271,8 @@ int cmd_bench(const BenchArgs& args) {
   (*figure)["threads"] = model.team().size();
   if (args.common.json) {
     std::printf("%s\n", figure->dump(2).c_str());
+  } else if (args.what == "reuse") {
+    print_reuse(*figure);
   } else {
     for (const auto& [key, value] : figure->items())
       std::printf("%-22s %s\n", key.c_str(), value.is_string() ? value.get<std::string>().c_str() : value.dump().c_str());

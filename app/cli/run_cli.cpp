@@ -201,8 +201,8 @@ int run_cli(int argc, char** argv) {
   p->add_option("--prefill-chunk", plan.prefill_chunk, "tokens of the largest step (scheduler.prefill_chunk)")->check(CLI::Range(1, 65536));
 
   BenchArgs bench;
-  CLI::App* b = add(app, "bench", "measure decode, prefill, prefix reuse or memory beside its bound", bench, cmd_bench, chosen);
-  b->add_option("what", bench.what, "decode, prefill, prefix, memory")->required()->check(CLI::IsMember({"decode", "prefill", "prefix", "memory"}));
+  CLI::App* b = add(app, "bench", "measure decode, prefill, prefix reuse or memory beside its bound, or what is reused beside what is promised", bench, cmd_bench, chosen);
+  b->add_option("what", bench.what, "decode, prefill, prefix, reuse, memory")->required()->check(CLI::IsMember({"decode", "prefill", "prefix", "reuse", "memory"}));
   b->add_option("--model", bench.model, "imported name, model folder, .gguf file, or demo (default)");
   b->add_option("--ops", bench.ops, "reference, exact, fast")->check(CLI::IsMember({"reference", "exact", "fast"}));
   b->add_option("--threads", bench.threads, kThreadsHelp);

@@ -238,6 +238,7 @@ Status Drill::toctou() {
           effective += run.match.effective;
           n_runs++;
           if (run.tokens != cold_.tokens || !equal_logits(run, cold_)) wrong++;
+          std::this_thread::sleep_for(std::chrono::milliseconds(2));  // moments in which nobody reads: a short log is leased whole
         }
         return {};
       };
@@ -248,7 +249,7 @@ Status Drill::toctou() {
   threads.emplace_back([&] {
     for (int i = 0; working > 0; i++) {
       manager_->evict_one_for_test();
-      if (i % 2 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));  // else there would be nothing left to match
+      if (i % 2 == 0) std::this_thread::sleep_for(std::chrono::microseconds(200));  // else there would be nothing left to match
     }
   });
   for (std::thread& t : threads) t.join();
