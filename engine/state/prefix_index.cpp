@@ -323,8 +323,10 @@ int64_t PrefixIndex::erase(int ns) {
   int64_t n = 0;
   for (Block* b : doomed) {
     for (size_t g = 0; g < b->records.size(); g++) {
-      if (!b->records[g]) continue;
-      detach(b->records[g].get(), RecordState::kEvicted);
+      if (b->records[g])
+        detach(b->records[g].get(), RecordState::kEvicted);
+      else if (!in_host(*b, static_cast<int>(g)))
+        continue;
       n++;
     }
     drop_block(b);

@@ -168,7 +168,7 @@ class StateManager {
   Match explain(const AdmitRequest& request) const;
 
   /// Forgets every block of a namespace; records that a live sequence leases are unpublished at once and freed on release, and its live
-  /// sequences publish nothing more. Returns the number of records.
+  /// sequences publish nothing more. Returns the number of records, in whatever tier they were.
   int64_t purge(const std::string& namespace_id);
   /// A changed layout or model: raises the epoch; older records are gone, sequences of the older epoch publish nothing more.
   void bump_epoch();

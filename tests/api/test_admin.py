@@ -256,6 +256,16 @@ class HostTier(unittest.TestCase):
             self.assertGreater(small.metric("carrel_tier_watermark_ratio", tier="host_memory"), 0)
             self.assertGreater(small.metric("carrel_tier_bytes", tier="host_memory"), 0)
             self.assertEqual(small.metric("carrel_state_restore_failures_total"), 0)
+            key = small.cli("key", "create", "--scope", "admin")["key"]
+            on_device = sum(g["records"] for g in json.loads(small.request("GET", "/admin/v1/state", key=key)[2])["groups"])
+            status, dropped = small.call("/admin/v1/cache/purge", {"tenant": "default"}, key=key)
+            self.assertEqual(status, 200)
+            self.assertGreater(dropped["dropped_records"], on_device)  # those that only host memory had, too
+            self.assertEqual(small.metric("carrel_tier_bytes", tier="host_memory"), 0)
+            for i in (0, 60, 119):  # cold in every tier
+                cold = ask(i)
+                self.assertEqual((cold["usage"]["carrel"]["nominal"], cold["usage"]["carrel"]["restored"]), (0, 0))
+                self.assertEqual(cold["choices"], first[i]["choices"])
             with open(os.path.join(small.data, "server.log")) as f:
                 log = f.read()
             self.assertIn("there is no disk tier in this version", log)
