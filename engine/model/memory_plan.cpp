@@ -159,7 +159,11 @@ Result<MemoryPlan> plan_memory(const Graph& graph, int64_t weight_bytes, const P
   const ArenaPlan arena = plan_arena(graph);
   p.activation_bytes = whole_pages(arena.token_row_bytes * static_cast<size_t>(limits.max_tokens)) +
                        whole_pages(arena.output_row_bytes * static_cast<size_t>(limits.max_outputs));
-  p.input_bytes = static_cast<int64_t>(StepInputs::bytes_for(graph, limits, table_columns(graph)));
+  const auto inputs = [&](int64_t n_tokens) {  // page tables as long as the context
+    return static_cast<int64_t>(
+        StepInputs::bytes_for(graph, limits, static_cast<int>((n_tokens + state.block_size - 1) / state.block_size)));
+  };
+  p.input_bytes = inputs(p.context);
   Scratch scratch(q);
   for (const Node& n : graph.nodes) std::visit(scratch, n);
   p.scratch_bytes = scratch.bytes();
@@ -178,7 +182,8 @@ Result<MemoryPlan> plan_memory(const Graph& graph, int64_t weight_bytes, const P
   p.fits = p.total_bytes <= p.memory_bytes;
   p.spare_bytes = std::max<int64_t>(0, p.memory_bytes - p.total_bytes);
   const int64_t left = p.memory_bytes - p.fixed_bytes;
-  p.largest_context = largest(p.max_context, [&](int64_t n) { return n == 0 || per_sequence(n) <= left / p.n_sequences; });
+  p.largest_context =
+      largest(p.max_context, [&](int64_t n) { return n == 0 || per_sequence(n) <= (left + p.input_bytes - inputs(n)) / p.n_sequences; });
   p.largest_n_sequences = std::max<int64_t>(0, left / p.sequence_bytes);
   plan_prefix(p);
   return p;
