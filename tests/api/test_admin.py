@@ -114,7 +114,7 @@ class Drills(unittest.TestCase):
         first = []
         runner = threading.Thread(target=lambda: first.append(act("drills", {"names": ["toctou", "bit-flip"], "show_damage": False}, timeout=300)))
         runner.start()
-        while look("drills")[1]["running"] != "toctou" and runner.is_alive():
+        while look("drills")[1]["running"] in (None, "about to begin") and runner.is_alive():
             time.sleep(0.01)
         n = len([x for x in audit() if x[1] == "drill.run"])
         status, r = act("drills")
@@ -123,6 +123,21 @@ class Drills(unittest.TestCase):
         runner.join()
         self.assertEqual((first[0][0], first[0][1]["passed"]), (200, True))
         self.assertNotIn("would_have_answered", json.dumps(first[0][1]))
+
+
+    def test_shutdown_ends_a_go_after_the_drill_at_work(self):
+        other = Server()
+        key = other.cli("key", "create", "--scope", "admin")["key"]
+        answer = []
+        runner = threading.Thread(target=lambda: answer.append(other.call("/admin/v1/drills", {}, key=key, timeout=300)))
+        runner.start()
+        while json.loads(other.request("GET", "/admin/v1/drills", key=key)[2])["running"] in (None, "about to begin"):
+            time.sleep(0.005)
+        start = time.time()
+        other.stop()  # fails when the exit status is not 0
+        self.assertLess(time.time() - start, 10 * PATIENCE)
+        runner.join()
+        self.assertEqual((answer[0][0], answer[0][1]["error"]["code"]), (503, "unavailable"))
 
 
 class Explain(unittest.TestCase):
