@@ -406,7 +406,7 @@ TEST(StateManager, GhostsAreBoundedAndNeverNominal) {
   EXPECT_EQ(serve(*m, ask(a)).effective, 64 * 19);
 }
 
-TEST(StateManager, InertAlarmRisesAndEnds) {
+TEST(Cases, case_state_h3) {
   auto m = make(config_of(gemma_like()));
   const auto a = text(65);
   serve(*m, ask(a));
