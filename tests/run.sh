@@ -32,7 +32,7 @@ unit() {
 case $preset in
   tsan) left="kernels storage" right="base state whole" scripts="api" ;;
   asan) left="kernels storage text state" right="base model whole" scripts="api" ;;
-  *) left="kernels storage text state" right="base model whole" scripts="$(for s in tests/*/run.sh; do basename "$(dirname "$s")"; done)" ;;
+  *) left="kernels storage whole" right="base model text state" scripts="$(for s in tests/*/run.sh; do basename "$(dirname "$s")"; done)" ;;
 esac
 # Two at a time where the clock does not matter, one at a time where it does.
 (for t in $left; do unit "$t"; done) &
