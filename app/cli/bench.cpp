@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "app/cli/bench_reuse.h"
+#include "app/cli/bench_subject.h"
 #include "app/cli/cli.h"
 #include "app/lifecycle/engine_room.h"
 #include "base/log.h"
@@ -32,38 +33,18 @@ double seconds_of(Env* env, const std::function<void()>& f) {
   return static_cast<double>(env->mono_ns() - start) / 1e9;
 }
 
-/// Token ids that a prompt could have: spread over the vocabulary, no control tokens.
 std::vector<int32_t> plain_tokens(const Model& model, size_t n) {
-  std::vector<int32_t> ids;
-  uint32_t x = 12345;
-  while (ids.size() < n) {
-    x = x * 1664525u + 1013904223u;
-    const int32_t id = static_cast<int32_t>(x % static_cast<uint32_t>(model.graph().vocab));
-    if (!model.tokenizer().is_special(id) && !model.tokenizer().is_end(id)) ids.push_back(id);
-  }
-  return ids;
+  return plain_tokens(model.graph(), &model.tokenizer(), n);
 }
 
-/// Multiply-adds of all linear layers for one token, the head left out (prefill computes it once).
-double linear_macs(const Graph& graph) {
-  double macs = 0;
-  for (const Node& n : graph.nodes) {
-    if (const auto* l = std::get_if<node::Linear>(&n); l != nullptr && l->y != graph.logits)
-      macs += static_cast<double>(l->w.n_rows) * static_cast<double>(l->w.n_cols);
-    if (const auto* e = std::get_if<node::Experts>(&n); e != nullptr && !e->experts.empty())
-      for (const Matrix* m : {&e->experts[0].gate, &e->experts[0].up, &e->experts[0].down})
-        macs += e->top_k * static_cast<double>(m->n_rows) * static_cast<double>(m->n_cols);
-  }
-  return macs;
-}
-
-Result<Json> decode(Env* env, Model& model, int64_t n_tokens) {
+Result<Json> decode(Env* env, const BenchSubject& of, int64_t n_tokens) {
   const int n = static_cast<int>(n_tokens > 0 ? n_tokens : 64);
-  GraphRunner runner(&model.graph(), &model.ops(), 128);
-  const std::vector<int32_t> ids = plain_tokens(model, 16 + static_cast<size_t>(n));
+  GraphRunner runner(of.graph, of.ops, 128);
+  const std::vector<int32_t> ids = plain_tokens(*of.graph, of.tokenizer, 16 + static_cast<size_t>(n));
+  const double bytes = bytes_per_token(of, 16 + n / 2);
   std::vector<double> rates, shares, bounds;
   for (int round = 0; round < kRounds; round++) {
-    PlainSequence sequence(&model.graph().state);
+    PlainSequence sequence(&of.graph->state);
     sequence.reserve(16 + n);
     const int32_t last = 15, first = 0;
     sequence.run(runner, std::span(ids).first(16), std::span(&last, 1));
@@ -74,30 +55,30 @@ Result<Json> decode(Env* env, Model& model, int64_t n_tokens) {
         sequence.commit();
       }
     });
-    CARREL_ASSIGN(const double bandwidth, cpu::read_bandwidth(env, model.team(), size_t{256} << 20));
-    const double rate = n / spent, bound = bandwidth / static_cast<double>(model.file_bytes());
+    CARREL_ASSIGN(const double bandwidth, cpu::read_bandwidth(env, *of.team, size_t{256} << 20));
+    const double rate = n / spent, bound = bandwidth / bytes;
     rates.push_back(rate), bounds.push_back(bound), shares.push_back(rate / bound);
   }
   return Json{{"bench", "decode"},
               {"tokens_per_s", median(rates)},
               {"bound_tokens_per_s", median(bounds)},
-              {"bound", "measured read bandwidth / bytes of the file's tensors"},
+              {"bound", "measured read bandwidth / bytes of weights and state that one token touches"},
+              {"bytes_per_token", std::llround(bytes)},
               {"share_of_bound", median(shares)},
               {"bar", kDecodeBar},
               {"met", median(shares) >= kDecodeBar}};
 }
 
-Result<Json> prefill(Env* env, Model& model, int64_t n_tokens) {
+Result<Json> prefill(Env* env, const BenchSubject& of, int64_t n_tokens) {
   const size_t n = n_tokens > 0 ? static_cast<size_t>(n_tokens) : 512;
-  GraphRunner runner(&model.graph(), &model.ops(), 512);
-  const std::vector<int32_t> ids = plain_tokens(model, n);
-  // Weights that are quantized are multiplied on integers.
-  const double macs = linear_macs(model.graph());
-  const bool integers = model.op_set() == "fast" && static_cast<double>(model.file_bytes()) < 2 * macs;
-  const auto peak = [&] { return (integers ? cpu::int8_dot_peak : cpu::f32_fma_peak)(env, model.team(), cpu::best_path()); };
+  GraphRunner runner(of.graph, of.ops, 512);
+  const std::vector<int32_t> ids = plain_tokens(*of.graph, of.tokenizer, n);
+  const double macs = linear_macs(*of.graph);
+  const bool integers = on_integers(of);
+  const auto peak = [&] { return (integers ? cpu::int8_dot_peak : cpu::f32_fma_peak)(env, *of.team, cpu::best_path()); };
   std::vector<double> rates, shares, bounds;
   for (int round = 0; round <= kPrefillRounds; round++) {
-    PlainSequence sequence(&model.graph().state);
+    PlainSequence sequence(&of.graph->state);
     sequence.reserve(static_cast<int>(n));
     const double before = peak();
     const double spent = seconds_of(env, [&] {
@@ -116,7 +97,8 @@ Result<Json> prefill(Env* env, Model& model, int64_t n_tokens) {
               {"prompt_tokens", n},
               {"tokens_per_s", median(rates)},
               {"bound_tokens_per_s", median(bounds)},
-              {"bound", "measured peak of the instruction path / operations of the linear layers"},
+              {"bound", std::string("measured ") + (integers ? "int8 dot" : "float32 fma") +
+                            " peak of the instruction path / operations of the linear layers"},
               {"share_of_bound", median(shares)},
               {"bar", kPrefillBar},
               {"met", median(shares) >= kPrefillBar}};
@@ -249,26 +231,45 @@ Result<Json> memory(EngineRoom& room, int64_t context) {
               {"met", inside || !counts}};
 }
 
-}  // namespace
-
-int cmd_bench(const BenchArgs& args) {
-  log_setup("warn", LogFormat::kText);
+Result<Json> bench_model(const BenchArgs& args) {
   std::map<std::string, std::string> flags;
   if (!args.model.empty()) flags["model.path"] = args.model;
   if (!args.ops.empty()) flags["devices.ops"] = args.ops;
   if (args.threads > 0) flags["devices.threads"] = std::to_string(args.threads);
-  auto room = open_engine_room(Env::real(), args.common.data_dir, "", flags);
-  if (!room) return report(room.error(), args.common);
-  Model& model = *room->model;
-  auto figure = args.what == "decode"    ? decode(Env::real(), model, args.tokens)
-                : args.what == "prefill" ? prefill(Env::real(), model, args.tokens)
-                : args.what == "memory"  ? memory(*room, args.tokens)
-                : args.what == "reuse"   ? bench_reuse(model)
-                                         : prefix(*room->engine, args.tokens);
+  CARREL_ASSIGN(auto room, open_engine_room(Env::real(), args.common.data_dir, "", flags));
+  Model& model = *room.model;
+  const BenchSubject subject = subject_of(model);
+  CARREL_ASSIGN(Json figure, args.what == "decode"    ? decode(Env::real(), subject, args.tokens)
+                             : args.what == "prefill" ? prefill(Env::real(), subject, args.tokens)
+                             : args.what == "memory"  ? memory(room, args.tokens)
+                             : args.what == "reuse"   ? bench_reuse(model)
+                                                      : prefix(*room.engine, args.tokens));
+  figure["model"] = model.name();
+  figure["ops"] = model.op_set();
+  figure["threads"] = model.team().size();
+  return figure;
+}
+
+/// A model that nobody has trained, of the shape that a configuration names.
+Result<Json> bench_shape(const BenchArgs& args) {
+  if (!args.model.empty()) return fail(Code::kInvalidArgument, "a model or a shape is measured; leave one of them out", "--shape");
+  if (args.what != "decode" && args.what != "prefill")
+    return fail(Code::kInvalidArgument, "is measured by decode and prefill; " + args.what + " needs a model with a tokenizer", "--shape");
+  CARREL_ASSIGN(const auto drawn, draw_subject(Env::real(), args.shape, args.weights, args.ops, args.threads));
+  CARREL_ASSIGN(Json figure, (args.what == "decode" ? decode : prefill)(Env::real(), drawn->subject, args.tokens));
+  figure["model"] = args.shape + ", weights drawn at random";
+  figure["weights_bytes"] = drawn->subject.file_bytes;
+  figure["ops"] = drawn->ops->name();
+  figure["threads"] = drawn->team->size();
+  return figure;
+}
+
+}  // namespace
+
+int cmd_bench(const BenchArgs& args) {
+  log_setup("warn", LogFormat::kText);
+  auto figure = args.shape.empty() ? bench_model(args) : bench_shape(args);
   if (!figure) return report(figure.error(), args.common);
-  (*figure)["model"] = model.name();
-  (*figure)["ops"] = model.op_set();
-  (*figure)["threads"] = model.team().size();
   if (args.common.json) {
     std::printf("%s\n", figure->dump(2).c_str());
   } else if (args.what == "reuse") {

@@ -90,6 +90,7 @@ struct BenchArgs {
   CommonArgs common;
   std::string what;  // decode, prefill, prefix, memory
   std::string model, ops;
+  std::string shape, weights = "bf16";  // a config.json, and what its weights are drawn as
   int threads = 0;
   int64_t tokens = 0;
 };

@@ -204,6 +204,8 @@ int run_cli(int argc, char** argv) {
   CLI::App* b = add(app, "bench", "measure decode, prefill, prefix reuse or memory beside its bound, or what is reused beside what is promised", bench, cmd_bench, chosen);
   b->add_option("what", bench.what, "decode, prefill, prefix, reuse, memory")->required()->check(CLI::IsMember({"decode", "prefill", "prefix", "reuse", "memory"}));
   b->add_option("--model", bench.model, "imported name, model folder, .gguf file, or demo (default)");
+  b->add_option("--shape", bench.shape, "instead of a model: a config.json (decode, prefill); weights of that shape are drawn at random");
+  b->add_option("--weights", bench.weights, "what those weights are: bf16 (default), q8_0, q4_1")->check(CLI::IsMember({"bf16", "q8_0", "q4_1"}));
   b->add_option("--ops", bench.ops, "reference, exact, fast")->check(CLI::IsMember({"reference", "exact", "fast"}));
   b->add_option("--threads", bench.threads, kThreadsHelp);
   b->add_option("--tokens", bench.tokens, "prompt tokens (prefill, prefix), answer tokens (decode) or context (memory)");
