@@ -70,7 +70,6 @@ struct CompressArgs {  // pooling of groups of `ratio` tokens (2.7)
   float eps = 1e-6f;
   int rope_begin = 0, rope_dims = 0;  // rotated at the group's first position, interleaved
   const std::vector<double>* inv_freq = nullptr;
-  int seed_begin = 0;  // first element of this compressor's seed inside a tail row
 };
 
 /// What is ranked and weighed: softmax over all experts; √softplus; sigmoid (4.3); the score itself, with a softmax over the chosen ones as
@@ -191,8 +190,7 @@ class Ops {
   virtual void attention(const float* q, const StateRows& kv, const AttentionArgs& args, const Batch& batch, float* y) = 0;
   /// Runs the compressor over the step's tokens: c, z: [n_tokens][coff * dim] (z without ape). Rows of groups that close are written to
   /// `rows`; the ring keeps (c, z + ape) of the open block: row = [c | z], 2 * coff * dim floats. The seed of a group that opens a block
-  /// lies in row 0..ratio-1 of the tail page of the block before it, at element seed_begin: [c low half | z low half], and is written there
-  /// when its block ends. Cold and hit take the same path. `tail` is ignored without overlap.
+  /// lies in row 0..ratio-1 of the tail page of the block before it: [c low half | z low half], and is written there when its block ends. Cold and hit take the same path. `tail` is ignored without overlap.
   virtual void compress(const float* c, const float* z, const CompressArgs& args, const Ring& ring, const StateRows& rows,
                         const StateRows& tail, const Batch& batch) = 0;
   /// Indexer (2.8): I[e] = sum_h w[h] relu(q[h] . k[e]) over visible rows e < (p+1)/ratio; the top_k largest, ascending, -1 behind them.

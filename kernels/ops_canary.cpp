@@ -207,7 +207,7 @@ class Canary {
     const std::vector<double> inv_freq = {1.0, 0.01};
     const std::vector<float> ape = noise_.floats(kRatio * kDim), norm = noise_.floats(kDim), sinks = noise_.floats(kHeads);
     const auto pool = [&](int n, int dim, size_t ring_begin, const StateRows& to, const Batch& batch) {
-      const CompressArgs args{kRatio, dim, false, ape.data(), norm.data(), 1e-6f, dim - 4, 4, &inv_freq, 0};
+      const CompressArgs args{kRatio, dim, false, ape.data(), norm.data(), 1e-6f, dim - 4, 4, &inv_freq};
       const std::vector<float> c = noise_.floats(n * dim), z = noise_.floats(n * dim, 3.0f);
       ops_.compress(c.data(), z.data(), args, {ring_begin * sizeof(float), kRatio, 2 * dim}, to, to, batch);
     };
@@ -239,7 +239,7 @@ class Canary {
     std::vector<float> slot(8 * 4 * kDim);
     const std::vector<double> inv_freq = {1.0, 0.01};
     const std::vector<float> ape = noise_.floats(4 * 2 * kDim), norm = noise_.floats(kDim), sinks = noise_.floats(kHeads);
-    const CompressArgs compress{4, kDim, true, ape.data(), norm.data(), 1e-6f, kDim - 4, 4, &inv_freq, 0};
+    const CompressArgs compress{4, kDim, true, ape.data(), norm.data(), 1e-6f, kDim - 4, 4, &inv_freq};
     int n_past = 0;
     for (const int n : kSteps) {
       const SeqStep seq{0, n, n_past, tables_, reinterpret_cast<std::byte*>(slot.data())};

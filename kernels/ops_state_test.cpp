@@ -121,28 +121,32 @@ Pipeline v4_pipeline(const V4Case& c, DType dtype, DType tail_dtype) {
   Pipeline p;
   const int main_ring = 8 * 2 * 2 * c.dim, index_ring = 8 * 2 * 2 * c.index_dim, hca_ring = c.hca_ratio * 2 * c.dim;
   const DType index_dtype = dtype == DType::kPackedKv ? DType::kPackedIndex : dtype;
-  p.shapes = {shape_of(dtype, c.dim, 1, kBlock), shape_of(dtype, c.dim, 4, kBlock), shape_of(index_dtype, c.index_dim, 4, kBlock),
-              shape_of(dtype, c.dim, c.hca_ratio, kBlock), shape_of(tail_dtype, 2 * c.dim + 2 * c.index_dim, 0, kBlock, 2, 4)};
+  p.shapes = {shape_of(dtype, c.dim, 1, kBlock),
+              shape_of(dtype, c.dim, 4, kBlock),
+              shape_of(index_dtype, c.index_dim, 4, kBlock),
+              shape_of(dtype, c.dim, c.hca_ratio, kBlock),
+              shape_of(tail_dtype, 2 * c.dim, 0, kBlock, 2, 4),
+              shape_of(tail_dtype, 2 * c.index_dim, 0, kBlock, 2, 4)};
   p.slot_floats = static_cast<size_t>(main_ring + index_ring + hca_ring);
   p.window_group = 0;
   p.window = c.window;
   p.step = [=, shapes = p.shapes](Ops& ops, const Step& step, const BuiltBatch& b, Inputs& in, Outputs& out) {
     const auto rows = [&](int group) { return StateRows{group, 1, shapes[static_cast<size_t>(group)].layout}; };
-    const StateRows window = rows(0), csa = rows(1), index = rows(2), hca = rows(3), tail = rows(4);
+    const StateRows window = rows(0), csa = rows(1), index = rows(2), hca = rows(3), tail = rows(4), index_tail = rows(5);
     const int rope = std::min(8, c.index_dim / 2 * 2);
     std::vector<double> inv_freq;
     for (int i = 0; i < rope / 2; ++i) inv_freq.push_back(std::pow(10000.0, -2.0 * i / rope));
     ops.store_rows(in.gather(step, b, 0, c.dim).data(), c.dim, 0, window, b.batch);
-    const auto pool = [&](int name, int dim, int ratio, bool overlap, size_t ring_begin, const StateRows& to, int seed_begin) {
+    const auto pool = [&](int name, int dim, int ratio, bool overlap, size_t ring_begin, const StateRows& to, const StateRows& tail) {
       const int width = (overlap ? 2 : 1) * dim;
       const std::vector<float> ape = noise(77, static_cast<size_t>(ratio * width)), norm = noise(78, static_cast<size_t>(dim));
-      const CompressArgs args{ratio, dim, overlap, ape.data(), norm.data(), 1e-6f, dim - rope, rope, &inv_freq, seed_begin};
+      const CompressArgs args{ratio, dim, overlap, ape.data(), norm.data(), 1e-6f, dim - rope, rope, &inv_freq};
       const Ring ring{ring_begin * sizeof(float), (overlap ? 2 : 1) * ratio, 2 * width};
       ops.compress(in.gather(step, b, name, width).data(), in.gather(step, b, name + 1, width, 3.0f).data(), args, ring, to, tail, b.batch);
     };
-    pool(10, c.dim, 4, true, 0, csa, 0);
-    pool(12, c.index_dim, 4, true, static_cast<size_t>(main_ring), index, 2 * c.dim);
-    pool(14, c.dim, c.hca_ratio, false, static_cast<size_t>(main_ring + index_ring), hca, 0);
+    pool(10, c.dim, 4, true, 0, csa, tail);
+    pool(12, c.index_dim, 4, true, static_cast<size_t>(main_ring), index, index_tail);
+    pool(14, c.dim, c.hca_ratio, false, static_cast<size_t>(main_ring + index_ring), hca, tail);
     std::vector<int32_t> selected(static_cast<size_t>(b.batch.n_tokens * c.top_k));
     ops.index_topk(in.gather(step, b, 1, c.index_heads * c.index_dim).data(), in.gather(step, b, 2, c.index_heads).data(), c.index_heads,
                    c.index_dim, c.top_k, index, b.batch, selected.data());
@@ -194,7 +198,7 @@ TEST_P(SetTest, agrees_with_the_reference) {
   ThreadTeam team(2);
   const auto reference = make(OpSet::kReference, nullptr), ops = make(GetParam(), &team);
   for (const Named& c : cases(kv())) {
-    if (c.lengths[0] > 3000) continue;     // the reference is slow; bits are compared below
+    if (c.lengths[0] > 3000) continue;    // the reference is slow; bits are compared below
     if (c.name == "v4 packed") continue;  // rounds much more coarsely: below
     SCOPED_TRACE(c.name);
     Inputs in(c.lengths);
@@ -435,7 +439,7 @@ TEST(ReferenceOps, compress_pools_both_halves) {
   std::vector<SeqState> states(1);
   states[0].slot.assign(8 * 4 * kDim, std::numeric_limits<float>::quiet_NaN());
   const std::vector<double> none;
-  const CompressArgs args{4, kDim, true, ape.data(), ones.data(), 1e-6f, 0, 0, &none, 0};
+  const CompressArgs args{4, kDim, true, ape.data(), ones.data(), 1e-6f, 0, 0, &none};
   const StateRows rows{0, 0, shapes[0].layout}, tail{1, 0, shapes[1].layout};
   for (int n_past = 0, n = 1; n_past < kLength; n_past += n, n = std::min(n * 3, kLength - n_past)) {
     states[0].grow(shapes, n_past + n, kBlock);

@@ -150,7 +150,7 @@ struct Compressor {
         seed[static_cast<size_t>(k)] = c_at(p, k);
         seed[static_cast<size_t>(args.dim + k)] = z_at(p, k);
       }
-      write_row(seed_row(end / block_size - 1, i), tail.layout.dtype, args.seed_begin, 2 * args.dim, seed.data());
+      write_row(seed_row(end / block_size - 1, i), tail.layout.dtype, 0, 2 * args.dim, seed.data());
     }
   }
   std::byte* seed_row(int block, int i) const { return tail.row(seq, static_cast<int64_t>(block) * tail.layout.rows_per_page + i); }
@@ -161,7 +161,7 @@ struct Compressor {
     for (int i = 0; args.overlap && e > 0 && i < args.ratio; ++i) {  // what the group before left for this one: its low half
       std::vector<float> half(static_cast<size_t>(2 * dim));
       if (first % block_size == 0) {
-        read_row(seed_row(first / block_size - 1, i), tail.layout.dtype, args.seed_begin, 2 * dim, half.data());
+        read_row(seed_row(first / block_size - 1, i), tail.layout.dtype, 0, 2 * dim, half.data());
       } else {
         for (int k = 0; k < dim; ++k) {
           half[static_cast<size_t>(k)] = c_at(first - args.ratio + i, k);

@@ -61,8 +61,8 @@ void VectorOps::compress(const float* c, const float* z, const CompressArgs& arg
       for (int i = 0; i < args.ratio; ++i) {
         const int from = p - args.ratio + i;
         std::byte* row = work.seed_row(seq, p / batch.block_size - 1, i);
-        store_row(work.c_row(seq, from), dim, args.seed_begin, tail.layout.dtype, row);
-        store_row(work.z_row(k_, seq, from, 0, dim, spare), dim, args.seed_begin + dim, tail.layout.dtype, row);
+        store_row(work.c_row(seq, from), dim, 0, tail.layout.dtype, row);
+        store_row(work.z_row(k_, seq, from, 0, dim, spare), dim, dim, tail.layout.dtype, row);
       }
     }
     for (int e = seq.n_past / args.ratio; (e + 1) * args.ratio <= end; ++e) closings_.push_back({&seq, e});
@@ -79,7 +79,7 @@ void VectorOps::compress(const float* c, const float* z, const CompressArgs& arg
       const int p = first - before + i;
       float* space = memory + static_cast<ptrdiff_t>(i) * 2 * dim;
       if (p < first && first % work.block_size == 0) {
-        const float* seed = read_row(work.seed_row(*seq, first / work.block_size - 1, i), tail.layout.dtype, args.seed_begin, 2 * dim, space);
+        const float* seed = read_row(work.seed_row(*seq, first / work.block_size - 1, i), tail.layout.dtype, 0, 2 * dim, space);
         cs[i] = seed;
         zs[i] = seed + dim;
       } else {

@@ -19,11 +19,20 @@ const float* conv_taps(GraphBuilder& b, const std::string& tensor, int n_channel
   return b.keep(std::move(taps));
 }
 
+double exp_of(double x) {
+  if (!(std::fabs(x) < 700)) return x > 0 ? HUGE_VAL : x < 0 ? 0 : x;  // NaN stays
+  const double k = std::nearbyint(x * 1.4426950408889634);
+  const double r = std::fma(k, -1.9082149292705877e-10, std::fma(k, -0.693147180369123816490, x));  // ln 2 in two parts
+  double sum = 1;
+  for (int n = 14; n > 0; --n) sum = std::fma(sum, r / n, 1.0);
+  return std::ldexp(sum, static_cast<int>(k));
+}
+
 const float* decay_rates(GraphBuilder& b, const std::string& tensor, int n, bool is_log) {
   const float* from = b.vector(tensor, n);
   if (from == nullptr || !is_log) return from;
   std::vector<float> rates(static_cast<size_t>(n));
-  for (size_t h = 0; h < rates.size(); ++h) rates[h] = static_cast<float>(-std::exp(static_cast<double>(from[h])));
+  for (size_t h = 0; h < rates.size(); ++h) rates[h] = static_cast<float>(-exp_of(from[h]));
   return b.keep(std::move(rates));
 }
 
