@@ -50,14 +50,18 @@ TEST(Cases, case_state_a12) {
 
 TEST(Cases, case_state_a13) {
   const auto shared = text(1500, 1);
-  for (const ModelState& model : {v4_like(), gemma_like(), plain(), mistral_like()}) {
+  const std::vector<int64_t> boundaries = {1500};  // registers are kept where a message ends
+  for (const ModelState& model : {v4_like(), gemma_like(), plain(), mistral_like(), qwen_like(), lfm_like()}) {
     size_t block_bytes = 0;
     for (const StateSpec& g : model.groups) block_bytes += page_bytes(g, model.block_size);
     for (const bool pressure : {false, true}) {
       auto m = make(config_of(model, pressure ? block_bytes * static_cast<size_t>(4000 / model.block_size) + 4096 : size_t{64} << 20));
       const int64_t promised = 1500 / model.block_size * model.block_size;
       for (uint64_t i = 0; i < 64; i++) {
-        const Match match = serve(*m, ask(join(shared, text(700, 100 + i))), 128);
+        const auto prompt = join(shared, text(700, 100 + i));
+        AdmitRequest r = ask(prompt);
+        r.boundaries = boundaries;
+        const Match match = serve(*m, r, 128);
         if (i >= 2) {
           EXPECT_GE(match.effective, promised) << i << (pressure ? " under pressure" : "");
         }

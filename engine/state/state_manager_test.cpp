@@ -392,6 +392,24 @@ TEST(StateManager, UsedPointsOutliveUnusedOnes) {
   EXPECT_GT(m->stats().evicted, 0u);
 }
 
+TEST(StateManager, RegistersOfANamespaceKeepToTheirShare) {
+  const ModelState model = qwen_like();
+  const size_t log_page = page_bytes(model.groups[0], 64), registers = page_bytes(model.groups[1], 64) + page_bytes(model.groups[2], 64);
+  StateConfig c = config_of(model, 40 * registers + 60 * log_page);
+  const auto share = static_cast<size_t>(c.recurrent_share * static_cast<double>(c.budget_bytes));
+  auto m = make(c);
+  size_t most = 0;
+  for (uint64_t i = 0; i < 60; i++) {
+    serve(*m, ask(text(64 + 5, 100 + i)));  // a state point each, hardly any logs
+    size_t n = 0;
+    for (const auto& g : m->stats().groups)
+      if (g.kind == StateKind::kRecurrent) n += static_cast<size_t>(g.n_resident) * g.page_bytes;
+    ASSERT_LE(n, share) << i;
+    most = std::max(most, n);
+  }
+  EXPECT_GT(most + registers, share) << "the share was used up";
+}
+
 TEST(StateManager, GhostsAreBoundedAndNeverNominal) {
   StateConfig c = config_of(plain());
   c.max_ghosts = 5;
