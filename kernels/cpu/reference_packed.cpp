@@ -1,5 +1,6 @@
 // DeepSeek-V4's packed rows for the reference set, written from docs/formats/kv_packed.md alone: codes by searching the nearest value, the
 // Hadamard matrix by its definition, in float64. Judges kernels/packed_rows.cpp, so it may share nothing with it.
+#include <array>
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -18,7 +19,13 @@ double small_float(int code, int mantissa_bits, int bias) {
   return std::ldexp(one + mantissa, exponent - bias - mantissa_bits);
 }
 double e4m3(int code) {
-  return (code & 0x7F) == 0x7F ? kNan : small_float(code & 0x7F, 3, 7) * (code >= 0x80 ? -1 : 1);
+  static const auto values = [] {  // of all codes: a run asks hundreds of millions of times
+    std::array<double, 256> out{};
+    for (int c = 0; c < 256; ++c)
+      out[static_cast<size_t>(c)] = (c & 0x7F) == 0x7F ? kNan : small_float(c & 0x7F, 3, 7) * (c >= 0x80 ? -1 : 1);
+    return out;
+  }();
+  return values[static_cast<size_t>(code)];
 }
 double e2m1(int code) {
   return small_float(code & 7, 1, 1) * (code >= 8 ? -1 : 1);
