@@ -21,7 +21,7 @@ class Server:
         self.log = open(os.path.join(self.data, "server.log"), "ab")
         command = [BIN, "serve", "--data", self.data, "--listen", "127.0.0.1:0", *args]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self.log, env={**os.environ, **(env or {})}, text=True)
-        self.key = None
+        self.key = self.trust = None
         for line in self.process.stdout:
             found = re.search(r"(crl_\S+)", line)
             if found and not self.key:
@@ -36,7 +36,8 @@ class Server:
         raise RuntimeError("server did not start: " + open(self.log.name).read()[-2000:])
 
     def context(self):
-        return ssl.create_default_context(cafile=self.ca)
+        self.trust = self.trust or ssl.create_default_context(cafile=self.ca)  # to read the file again costs more than a request
+        return self.trust
 
     def connection(self, timeout=60):
         return http.client.HTTPSConnection("127.0.0.1", self.port, context=self.context(), timeout=timeout)

@@ -251,17 +251,20 @@ class Purge(unittest.TestCase):
 
 
 class HostTier(unittest.TestCase):
+    N = 40  # prompts; the smallest device cache that may be asked for holds 14 of them in rows of float32
+    ENV = {"CARREL_CACHE_MAX_SIZE_GB": "0.01", "CARREL_MODEL_MAX_SEQUENCE_LENGTH": "1024", "CARREL_MODEL_KV_DTYPE": "f32"}
+
     def test_what_leaves_the_device_comes_back(self):
         """A device cache of a few prompts: earlier ones go to host memory and are restored; usage, metrics and log say so."""
-        small = Server(env={"CARREL_CACHE_MAX_SIZE_GB": "0.01", "CARREL_MODEL_MAX_SEQUENCE_LENGTH": "1024", "CARREL_CACHE_OFFLOAD_ENABLE": "true", "CARREL_CACHE_OFFLOAD_HOST_MEMORY_SIZE": "256MB"})
+        small = Server(env={**self.ENV, "CARREL_CACHE_OFFLOAD_ENABLE": "true", "CARREL_CACHE_OFFLOAD_HOST_MEMORY_SIZE": "256MB"})
         try:
             def ask(i):
                 body = {"model": "demo", "messages": [{"role": "user", "content": f"Text {i}. " + FACTS}], "temperature": 0, "max_tokens": 2, "logprobs": True}
                 status, r = small.call("/v1/chat/completions", body)
                 self.assertEqual(status, 200, r)
                 return r
-            first = [ask(i) for i in range(120)]
-            again = [ask(i) for i in range(120)]
+            first = [ask(i) for i in range(self.N)]
+            again = [ask(i) for i in range(self.N)]
             restored = sum(r["usage"]["carrel"]["restored"] for r in again)
             self.assertGreater(restored, 0)
             self.assertEqual([r["choices"] for r in first], [r["choices"] for r in again])
@@ -277,7 +280,7 @@ class HostTier(unittest.TestCase):
             self.assertEqual(status, 200)
             self.assertGreater(dropped["dropped_records"], on_device)  # those that only host memory had, too
             self.assertEqual(small.metric("carrel_tier_bytes", tier="host_memory"), 0)
-            for i in (0, 60, 119):  # cold in every tier
+            for i in (0, self.N // 2, self.N - 1):  # cold in every tier
                 cold = ask(i)
                 self.assertEqual((cold["usage"]["carrel"]["nominal"], cold["usage"]["carrel"]["restored"]), (0, 0))
                 self.assertEqual(cold["choices"], first[i]["choices"])
@@ -290,7 +293,7 @@ class HostTier(unittest.TestCase):
 
     def test_vetoes_are_told_in_usage_log_and_metrics(self):
         """Without a lower tier, what was dropped is a veto with its reason and cure, in every dialect and in streams."""
-        small = Server(env={"CARREL_CACHE_MAX_SIZE_GB": "0.01", "CARREL_MODEL_MAX_SEQUENCE_LENGTH": "1024"})
+        small = Server(env=self.ENV)
         try:
             def usage(path, prompt, stream):
                 body = {"model": "demo", "temperature": 0, "max_tokens": 2, "stream": stream, **prompt}
@@ -302,13 +305,13 @@ class HostTier(unittest.TestCase):
                     return json.loads(data)["usage"]["carrel"]
                 return [json.loads(x[6:]) for x in data.decode().split("\n\n") if x.startswith("data: {")][-1]["usage"]["carrel"]
             dialects = (("infer", lambda t: {"input": t}), ("chat/completions", lambda t: {"messages": [{"role": "user", "content": t}]}), ("completions", lambda t: {"prompt": t}))
-            for i in range(120):  # windows in mid-prompt are the first to go
+            for i in range(self.N):  # windows in mid-prompt are the first to go
                 usage(dialects[i % 3][0], dialects[i % 3][1](f"Text {i}. " + FACTS), False)
             half = ". ".join(FACTS.split(". ")[:36])
             seen = []
-            for i in range(108, 114):
+            for i in range(self.N - 12, self.N - 6):
                 path, prompt = dialects[i % 3]
-                found = usage(path, prompt(f"Text {i}. " + half + " Who keeps the lion room?"), i < 111)
+                found = usage(path, prompt(f"Text {i}. " + half + " Who keeps the lion room?"), i < self.N - 9)
                 self.assertLess(found["effective"], found["nominal"], path)
                 self.assertTrue(found["veto"], path)
                 seen += found["veto"]

@@ -15,15 +15,19 @@ import openai
 from harness import BIN, PATIENCE, SANITIZED, Server, run_serve
 
 server = None
+late = None  # a connection that stops in the middle of its body as soon as there is a server: it is told so ten seconds later
 SAMPLES = json.load(open("app/assets/demo-model/samples.json"))["samples"]
 
 
 def setUpModule():
-    global server
+    global server, late
     server = Server()
+    late = connect(server)
+    late.sendall((POST.replace("KEY", server.key) + "Content-Length: 50\r\n\r\nhalf").encode())
 
 
 def tearDownModule():
+    late.close()
     server.stop()
 
 
@@ -36,10 +40,9 @@ def document(n_words):
     """A text of look-up records like those the demo model was trained on, far longer than its window."""
     names = ["cedar", "falcon", "north", "lagoon", "salmon", "cotton", "badger", "ginger", "anchor", "bucket", "barn"]
     lines = []
-    i = 0
-    while sum(len(x.split()) for x in lines) < n_words:
+    while 6 * len(lines) < n_words:
+        i = len(lines)
         lines.append(f"The {names[i % len(names)]} box holds {10 + i % 89} books.")
-        i += 1
     return " ".join(lines)
 
 
@@ -487,8 +490,6 @@ class OneShape(unittest.TestCase):
         return error["message"]
 
     def test_what_the_listener_refuses(self):
-        slow = connect(server)
-        slow.sendall((POST.replace("KEY", server.key) + "Content-Length: 50\r\n\r\nhalf").encode())  # 408 after ten seconds
         before = server.metric("carrel_requests_total", status="400")
         self.check(ask_raw("BREW /pot HTTP/1.1\r\nHost: x"), 400, "bad_request")
         self.check(ask_raw("GET /livez HTTP/1.1\r\nx-long: " + "a" * 9000), 400, "bad_request")
@@ -501,7 +502,7 @@ class OneShape(unittest.TestCase):
         self.check(ask_raw(POST + f"Expect: 100-continue\r\nContent-Length: {len(large)}"), 413, "body_too_large")
         self.check(ask_raw(POST + "Content-Encoding: gzip\r\nContent-Length: 2", b"{}"), 415, "unsupported_media_type")
         self.assertEqual(server.metric("carrel_requests_total", status="400") - before, 6)
-        self.check(answer_of(slow), 408, "body_timeout")
+        self.check(answer_of(late), 408, "body_timeout")
         self.assertEqual(server.metric("carrel_requests_total", status="408", tenant="default", route="/v1/chat/completions"), 1)
 
     def test_case_appliance_h8(self):
@@ -550,7 +551,7 @@ class OneShape(unittest.TestCase):
         with tempfile.TemporaryDirectory() as d:
             with open(d + "/endless.jinja", "w") as f:
                 f.write("{% for i in range(30000) %}{% for j in range(30000) %}x{% endfor %}{% endfor %}")
-            other = Server(env={"CARREL_SERVER_STRICT": "true", "CARREL_SERVER_TIMEOUT_SECONDS": "1", "CARREL_MODEL_CHAT_TEMPLATE": d + "/endless.jinja"})
+            other = Server(env={"CARREL_SERVER_STRICT": "true", "CARREL_SERVER_TIMEOUT_SECONDS": "1", "CARREL_DEVICES_THREADS": "1", "CARREL_MODEL_CHAT_TEMPLATE": d + "/endless.jinja"})
             try:
                 status, headers, data = other.request("POST", "/v1/chat/completions", {"model": "demo", "messages": USER})
                 self.assertEqual(status, 400, data)
@@ -623,7 +624,7 @@ class Answers(unittest.TestCase):
 
     def test_shutdown_fails_what_it_cuts(self):
         """SIGTERM with long answers under way: about ten seconds to end, then they fail and say so; nobody takes half an answer for a whole one."""
-        other = Server()
+        other = Server(env={"CARREL_DEVICES_THREADS": "1"})
         body = {"model": "demo", "prompt": ["x"] * 8, "n": 8, "max_tokens": 8000, "ignore_eos": True}
         answers = {}
 

@@ -25,6 +25,7 @@ class RealModel:
     """Base of the tests of one model: imported once, served as each test wants it."""
 
     model = None
+    exact = None
 
     @classmethod
     def setUpClass(cls):
@@ -32,15 +33,31 @@ class RealModel:
             raise unittest.SkipTest("the checkpoint was not fetched")  # fetch.py printed why
         cls.data = tempfile.mkdtemp(prefix="carrel-real-")
         cls.addClassCleanup(shutil.rmtree, cls.data, ignore_errors=True)
+        cls.addClassCleanup(cls.stop_exact)
         out = subprocess.run([BIN, "model", "import", cls.model["file"], "--name", cls.model["name"], "--data", cls.data, "--json"], capture_output=True, text=True)
         assert out.returncode == 0, out.stderr
         cls.prompts = prompts(cls.model)
 
     def serve(self, **env):
+        self.stop_exact()  # one server at a time runs on a data folder
         server = Server("--model", self.model["name"], data=self.data, env={"CARREL_SERVER_TIMEOUT_SECONDS": "600", **env})
         self.addCleanup(server.stop)
         server.key = server.key or server.cli("key", "create")["key"]
         return server
+
+    @classmethod
+    def exact_server(cls):
+        """One server with the exact ops for the tests in a row that ask it: to load the weights takes longer than most questions."""
+        if cls.exact is None:
+            cls.exact = Server("--model", cls.model["name"], data=cls.data, env={"CARREL_SERVER_TIMEOUT_SECONDS": "600", "CARREL_DEVICES_OPS": "exact"})
+            cls.exact.key = cls.exact.key or cls.exact.cli("key", "create")["key"]
+        return cls.exact
+
+    @classmethod
+    def stop_exact(cls):
+        server, cls.exact = cls.exact, None
+        if server is not None:
+            server.stop()
 
     def ask(self, server, path, **body):
         status, r = server.call(path, {"model": self.model["name"], "temperature": 0, **body}, timeout=300)
@@ -58,7 +75,7 @@ class RealModel:
         self.assertGreater(f["text_checks"], 150)
 
     def test_exact_path_over_https(self):
-        server = self.serve(CARREL_DEVICES_OPS="exact")
+        server = self.exact_server()
         for name in ("fact", "code"):
             p = self.prompts[name]
             r = self.ask(server, "/v1/completions", prompt=p["ids"], max_tokens=len(p["greedy"]["ids"]), logprobs=1, ignore_eos=True)
@@ -70,9 +87,9 @@ class RealModel:
 class SmolLM2(RealModel, unittest.TestCase):
     model = SMOLLM2
 
-    def test_it_knows_france_exactly(self):
+    def test_exactly_it_knows_france(self):
         # In float32 the first word of this answer leads by 0.08, which is within what `fast` may differ by.
-        server = self.serve(CARREL_DEVICES_OPS="exact")
+        server = self.exact_server()
         r = self.ask(server, "/v1/chat/completions", messages=[{"role": "user", "content": "What is the capital of France?"}], max_tokens=20)
         self.assertIn("Paris", r["choices"][0]["message"]["content"])
 
@@ -128,7 +145,7 @@ class Gemma(RealModel, unittest.TestCase):
     model = GEMMA
 
     def test_a_chat_without_a_template_is_refused_with_the_way_out(self):
-        server = self.serve()
+        server = self.exact_server()
         status, r = server.call("/v1/chat/completions", {"model": "gemma", "messages": [{"role": "user", "content": "Hello"}]})
         self.assertEqual(status, 400, r)
         self.assertEqual(r["error"]["type"], "invalid_request_error")
