@@ -113,7 +113,7 @@ Result<DrillRun> run_drill_set(Env* env, const Model& model, bool demo, const Dr
   if (demo) {
     CARREL_ASSIGN(prompt, look_up_prompt(model));
   } else {
-    prompt = drill_prompt(model);
+    CARREL_ASSIGN(prompt, drill_prompt(model));
   }
   DrillRun run;
   run.model = model.name();

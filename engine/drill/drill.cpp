@@ -373,6 +373,20 @@ const Row kRows[] = {
     {{"first-vs-hit", "the first computation against a hit at every boundary"}, [](Drill& d) { return d.first_vs_hit(); }},
 };
 
+/// A hit at a boundary with another one before it, and a token behind it.
+int64_t shortest_prompt(const Model& model) {
+  return 2 * int64_t{model.graph().state.block_size} + 1;
+}
+
+std::unexpected<Error> too_short_for_drills(const Model& model, int64_t n_prompt, int n_new) {
+  return fail(Code::kUnsupported,
+              "drills are not applicable to " + model.name() + ": they need " + std::to_string(n_prompt + n_new) + " tokens (prompt " +
+                  std::to_string(n_prompt) + ", answer " + std::to_string(n_new) + ") and its context is " +
+                  std::to_string(model.graph().max_positions) +
+                  "; raise model.max_sequence_length, or use a model whose max_position_embeddings is larger",
+              "model.max_sequence_length");
+}
+
 }  // namespace
 
 std::span<const DrillInfo> drill_table() {
@@ -401,12 +415,14 @@ Result<std::vector<DrillReport>> run_drills(Env* env, const Model& model, std::s
   }
   if (chosen.empty())
     for (const Row& r : kRows) chosen.push_back(&r);
-  CARREL_ASSIGN(const auto bench, Bench::create(model, prompt, options.n_new, options.reuse));
-  if (bench->n_blocks() < 2)
+  const auto n_prompt = static_cast<int64_t>(prompt.size());
+  if (n_prompt < shortest_prompt(model))
     return fail(Code::kInvalidArgument,
                 "a drill needs a prompt of more than " + std::to_string(2 * model.graph().state.block_size) + " tokens, this one has " +
-                    std::to_string(prompt.size()),
+                    std::to_string(n_prompt),
                 "prompt");
+  if (n_prompt + options.n_new > model.graph().max_positions) return too_short_for_drills(model, n_prompt, options.n_new);
+  CARREL_ASSIGN(const auto bench, Bench::create(model, prompt, options.n_new, options.reuse));
   CARREL_ASSIGN(const auto empty, bench->fresh());
   CARREL_ASSIGN(const Run cold, bench->run(*empty, prompt, false, false));
   std::vector<DrillReport> out;
@@ -427,10 +443,11 @@ Result<std::vector<DrillReport>> run_drills(Env* env, const Model& model, std::s
   return out;
 }
 
-std::vector<int32_t> drill_prompt(const Model& model) {
+Result<std::vector<int32_t>> drill_prompt(const Model& model) {
   const Graph& graph = model.graph();
-  const int64_t block = graph.state.block_size;
-  const auto n = static_cast<size_t>(std::min<int64_t>(5 * block + block / 4, graph.max_positions - 64));
+  const int64_t block = graph.state.block_size, room = graph.max_positions - DrillOptions().n_new;
+  if (room < shortest_prompt(model)) return too_short_for_drills(model, shortest_prompt(model), DrillOptions().n_new);
+  const auto n = static_cast<size_t>(std::min(5 * block + block / 4, room));
   std::vector<int32_t> tokens;
   const Tokenizer& t = model.tokenizer();
   if (t.vocab_size() <= graph.vocab) {
@@ -440,8 +457,9 @@ std::vector<int32_t> drill_prompt(const Model& model) {
           "Note " + std::to_string(i) + ": shelf " + std::to_string(i * 37 % 101) + " holds volume " + std::to_string(i * 53 % 97) + ". ";
     if (auto ids = t.encode(text, {.add_special = true})) tokens = *std::move(ids);
   }
+  const int first = graph.vocab > 3 ? 3 : 0;  // the first ids are often special
   for (size_t i = tokens.size(); i < n; i++)
-    tokens.push_back(static_cast<int32_t>(3 + (i * 2654435761u >> 7) % static_cast<size_t>(graph.vocab - 3)));
+    tokens.push_back(static_cast<int32_t>(static_cast<size_t>(first) + (i * 2654435761u >> 7) % static_cast<size_t>(graph.vocab - first)));
   tokens.resize(n);
   return tokens;
 }
