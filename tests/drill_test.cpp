@@ -58,7 +58,8 @@ TEST_P(Drills, NoneWouldPassWithReuseOff) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, Drills,
-                         testing::Values("", "deepseek_v4/tiny_a", "gemma3_text", "llama", "lfm2", "qwen3_next"),
+                         testing::Values("", "deepseek_v4/tiny_a", "gemma3_text", "llama", "lfm2", "qwen3_next", "mistral", "gpt_oss",
+                                         "granitemoehybrid"),
                          [](const auto& i) {
                            return i.param[0] == '\0' ? "demo" : std::string(i.param).substr(0, std::string(i.param).find('/'));
                          });
@@ -158,6 +159,16 @@ TEST(DrillPrompt, TheShortestContextThatHoldsADrillRunsIt) {
   const auto reports = run_drills(Env::real(), *model, *prompt, {});
   ASSERT_TRUE(reports) << reports.error().text();
   for (const DrillReport& r : *reports) EXPECT_NE(r.verdict, DrillVerdict::kFailed) << r.name << ": " << r.reason;
+}
+
+// Its window is all that a block holds: when that is evicted the block is a ghost, and no kind has a veto to make.
+TEST(DrillVerdict, AModelWhoseOnlyGroupIsTheWindowIsJudgedByGhosts) {
+  const auto reports = drill("tests/golden/models/mistral", {.names = {"missing-window"}, .done = {}});
+  ASSERT_EQ(reports.size(), 1u);
+  EXPECT_EQ(reports[0].verdict, DrillVerdict::kPassed) << reports[0].reason;
+  ASSERT_EQ(reports[0].cases.size(), 1u);
+  EXPECT_EQ(reports[0].cases[0].counter, "ghost_tokens");
+  EXPECT_LT(reports[0].cases[0].effective, 5 * 64);
 }
 
 }  // namespace
