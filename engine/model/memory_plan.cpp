@@ -205,6 +205,7 @@ std::string why_not(const MemoryPlan& p) {
                      std::to_string(p.n_sequences) + (p.n_sequences == 1 ? " sequence of " : " sequences of ") + std::to_string(p.context) +
                      " tokens), there are " + bytes_beside(p.memory_bytes, p.total_bytes);
   if (p.largest_context > 0) return text + "; it would fit with sequences of " + std::to_string(p.largest_context) + " tokens";
+  if (p.largest_n_sequences > 0) return text + "; " + std::to_string(p.largest_n_sequences) + " at a time would fit";
   return text + "; not one token fits beside the weights: take a smaller model, stronger quantization or more memory";
 }
 

@@ -163,6 +163,16 @@ TEST(MemoryPlan, AnImpossibleQuestionIsRefusedWithTheModelsNumber) {
   EXPECT_EQ(plan_memory(m.graph, 0, {}).value().context, m.graph.max_positions);
 }
 
+TEST(MemoryPlan, TooManyAtATimeAreToldHowManyFit) {
+  MemoryPlan p;
+  p.context = 8192;
+  p.n_sequences = 1'000'000;
+  p.largest_n_sequences = 17'334;
+  EXPECT_TRUE(why_not(p).ends_with("; 17334 at a time would fit")) << why_not(p);
+  p.largest_n_sequences = 0;
+  EXPECT_NE(why_not(p).find("not one token fits"), std::string::npos);
+}
+
 TEST(MemoryPlan, TwoThatReadAlikeAreToldToTheByte) {
   EXPECT_EQ(bytes_beside(117'031'040, 117'000'000), "117031040 bytes");
   EXPECT_EQ(bytes_beside(117'000'000, 117'031'040), "117000000 bytes");

@@ -117,6 +117,18 @@ class Drills(unittest.TestCase):
         self.assertEqual((status, [d["name"] for d in r["drills"]]), (200, ["half-block", "missing-recurrent"]))
         self.assertIn("half-block missing-recurrent", [x[3] for x in audit() if x[1] == "drill.run"][-1])
 
+    def test_a_context_too_short_for_drills_is_refused_and_the_server_lives(self):
+        path = os.path.join(server.data, "short.yaml")
+        with open(path, "w") as f:
+            f.write("model: {max_sequence_length: 16}\n")
+        short = Server("--config", path)
+        key = short.cli("key", "create", "--scope", "admin")["key"]
+        status, r = short.call("/admin/v1/drills", {"names": ["half-block"]}, key=key)
+        self.assertEqual((status, r["error"]["param"]), (400, "model.max_sequence_length"), r)
+        self.assertIn("its context is 16", r["error"]["message"])
+        self.assertEqual(short.request("GET", "/livez")[0], 200)
+        short.stop()
+
     def test_one_go_at_a_time(self):
         first = []
         runner = threading.Thread(target=lambda: first.append(act("drills", {"names": ["toctou", "bit-flip"], "show_damage": False}, timeout=300)))
