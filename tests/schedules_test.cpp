@@ -8,6 +8,7 @@
 #include <iostream>
 #include <random>
 
+#include "tests/seed.h"
 #include "tests/whole_world.h"
 
 namespace carrel::whole {
@@ -209,9 +210,10 @@ class Field {
 };
 
 TEST(Schedules, NoneGivesAWrongBit) {
-  const char* given = std::getenv("CARREL_SCHEDULE_SEED");
+  std::optional<uint64_t> given;
+  ASSERT_TRUE(read_seed("CARREL_SCHEDULE_SEED", &given));
   const int64_t n = std::getenv("CARREL_LONG") != nullptr ? 100'000 : std::getenv("CARREL_SMALL") != nullptr ? 500 : 10'000;
-  const uint64_t seed = given != nullptr ? std::strtoull(given, nullptr, 10) : 20261130;
+  const uint64_t seed = given.value_or(20261130);
   std::cout << "CARREL_SCHEDULE_SEED=" << seed << std::endl;
   constexpr const char* kModels[] = {"deepseek_v4/tiny_b", "gemma3_text", "lfm2", "qwen3_next"};
   StateStats sums;

@@ -7,6 +7,7 @@
 #include <random>
 #include <sstream>
 
+#include "tests/seed.h"
 #include "tests/whole_world.h"
 
 namespace carrel::whole {
@@ -250,7 +251,9 @@ class Whole : public testing::TestWithParam<Case> {
 };
 
 TEST_P(Whole, EveryAnswerHasTheBitsOfTheSameRequestColdAndAlone) {
-  if (const char* one = std::getenv("CARREL_WHOLE_SEED")) return run(std::strtoull(one, nullptr, 10));
+  std::optional<uint64_t> one;
+  ASSERT_TRUE(read_seed("CARREL_WHOLE_SEED", &one));
+  if (one) return run(*one);
   const bool small = set("CARREL_SMALL");
   const uint64_t n_scenarios = set("CARREL_LONG") ? 60 : small ? 3 : world_->block_size() == 128 ? 4 : 6;
   // The sets of one model go on where the other ends: twice as many scenarios as each of them has time for.

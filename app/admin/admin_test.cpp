@@ -57,15 +57,24 @@ TEST(DrillRun, NamesAreChecked) {
   EXPECT_NE(wrong.error().text().find("half-block"), std::string::npos);
 }
 
+TEST(DrillRun, NamesGivenTwiceAreOne) {
+  EXPECT_EQ(distinct_names({"toctou", "half-block", "toctou", "bit-flip", "half-block"}),
+            (std::vector<std::string>{"toctou", "half-block", "bit-flip"}));
+}
+
 TEST(MatchText, SaysWhoShortenedAndWhatWouldCureIt) {
   const std::string head =
-      R"({"tenant":"t","prompt_tokens":300,"block_tokens":128,"most":256,"reuse_enabled":true,"nominal":256,"restored":0,)";
+      R"({"tenant":"t","prompt_tokens":300,"context_tokens":4096,"block_tokens":128,"most":256,"reuse_enabled":true,"nominal":256,"restored":0,)";
   const std::string text = *explain_text(
       head +
       R"("effective":128,"veto":[{"kind":"tail","group":"csa.tail","position":256,"residency":"evicted","reason":"R","cure":"C"}]})");
   EXPECT_NE(text.find("the other 128 tokens"), std::string::npos) << text;
   EXPECT_NE(text.find("- csa.tail (tail) cannot resume at token 256: R [evicted].\n  What would cure it: C.\n"), std::string::npos) << text;
   EXPECT_NE(explain_text(head + R"("effective":256,"veto":[]})")->find("every state is there"), std::string::npos);
+  std::string beyond = head + R"("effective":256,"veto":[]})";
+  EXPECT_EQ(explain_text(beyond)->find("does not fit"), std::string::npos);
+  beyond.replace(beyond.find("4096"), 4, "300");
+  EXPECT_NE(explain_text(beyond)->find("it does not fit: the model's context is 300 tokens, answer included"), std::string::npos);
   for (const char* bad : {"", "[]", "{}", "{\"tenant\":5}"}) EXPECT_EQ(explain_text(bad).error().code, Code::kCorrupt) << bad;
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "app/admin/look_up_prompt.h"
 #include "app/admin/table.h"
@@ -96,6 +97,12 @@ size_t DrillRun::count(DrillVerdict verdict) const {
   return static_cast<size_t>(std::count_if(reports.begin(), reports.end(), [&](const DrillReport& r) { return r.verdict == verdict; }));
 }
 
+std::vector<std::string> distinct_names(std::vector<std::string> names) {
+  std::set<std::string> seen;
+  std::erase_if(names, [&](const std::string& name) { return !seen.insert(name).second; });
+  return names;
+}
+
 Status check_drill_names(const std::vector<std::string>& names) {
   const std::vector<std::string> known = all_names();
   for (const std::string& name : names) {
@@ -113,14 +120,14 @@ Result<DrillRun> run_drill_set(Env* env, const Model& model, bool demo, const Dr
   if (demo) {
     CARREL_ASSIGN(prompt, look_up_prompt(model));
   } else {
-    prompt = drill_prompt(model);
+    CARREL_ASSIGN(prompt, drill_prompt(model));
   }
   DrillRun run;
   run.model = model.name();
   run.n_prompt_tokens = static_cast<int64_t>(prompt.size());
   run.block_tokens = model.graph().state.block_size;
   run.show_damage = set.show_damage.value_or(demo);
-  const std::vector<std::string> names = set.names.empty() ? all_names() : set.names;
+  const std::vector<std::string> names = set.names.empty() ? all_names() : distinct_names(set.names);
   const int64_t start = env->mono_ns();
   for (size_t i = 0; i < names.size(); i++) {  // one at a time, so that it can be stopped between two
     if (begin && !begin(names[i], i, names.size())) {

@@ -33,6 +33,8 @@ struct DrillRun {
 /// Called before each drill with its number from 0 and how many there are; false: stop here.
 using DrillBegin = std::function<bool(const std::string& name, size_t i, size_t n)>;
 
+/// Each once, in the order of its first naming.
+std::vector<std::string> distinct_names(std::vector<std::string> names);
 /// kInvalidArgument names what there is.
 Status check_drill_names(const std::vector<std::string>& names);
 

@@ -25,6 +25,9 @@ std::string text_of(const Json& j) {
   std::string out = "prompt of tenant " + j.at("tenant").get<std::string>() + ": " + count(n) + ", of which " + count(most) +
                     " could be reused (whole blocks of " + std::to_string(at("block_tokens")) +
                     ", and the last token is always computed)\n";
+  if (const int64_t context = at("context_tokens"); n >= context)
+    out += "it does not fit: the model's context is " + count(context) +
+           ", answer included, so a request with it is refused; what is told below is of its cache alone\n";
   if (!j.at("reuse_enabled").get<bool>())
     return out + "reuse is switched off (cache.prefix_reuse.enabled): every prompt is computed whole\n";
   out += "known:  " + count(nominal) + " (nominal match)\nreused: " + count(effective) + " (effective hit)";

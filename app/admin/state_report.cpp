@@ -96,7 +96,8 @@ Json counters_json(const StateStats& s) {
 
 std::string tiers_text(const StateStats& s) {
   return "tiers: device " + megabytes(s.budget_bytes) + "; host memory " +
-         (s.host_budget_bytes > 0 ? megabytes(s.host_budget_bytes) : "off (cache.offload.enable)") + "; disk not in this version\n";
+         (s.host_budget_bytes > 0 ? megabytes(s.host_budget_bytes) : "off (cache.offload.enable, .tiers, .host_memory_size)") +
+         "; disk not in this version\n";
 }
 
 /// "csa, hca"; empty: the model has none of the kind.

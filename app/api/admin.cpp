@@ -41,6 +41,7 @@ Answer run_drills_route(AdminCall& call) {
       if (!n.is_string()) return fail(Code::kInvalidArgument, "must hold names of drills", "names");
       set.names.push_back(n.get<std::string>());
     }
+    set.names = distinct_names(std::move(set.names));
   }
   if (f.has("show_damage")) set.show_damage = f.flag("show_damage", false);
   CARREL_TRY(f.status());
@@ -94,6 +95,7 @@ Answer explain(AdminCall& call) {
   const Match m = call.s.engine->state().explain(admit);
   Json j{{"tenant", tenant},
          {"prompt_tokens", n},
+         {"context_tokens", engine.model().graph().max_positions},
          {"block_tokens", block},
          {"most", (n - 1) / block * block},
          {"reuse_enabled", call.s.config->flag("cache.prefix_reuse.enabled")}};

@@ -162,6 +162,10 @@ struct Api::Impl {
     const bool open_path = open || http.path == "/livez" || http.path == "/readyz";
     const bool local_scrape = call.route != nullptr && call.route->plane == kScrape && http.loopback;
     if (!open_path && !local_scrape && !authenticate(http, call.key, out)) return true;
+    if (http.path.starts_with("/admin/") && !call.key.has_scope(KeyScope::kAdmin)) {  // which paths there are is for administrators
+      refuse_scope(http, out);
+      return true;
+    }
     if (call.route == nullptr && !allow.empty()) {
       set_error(out, 405, "invalid_request_error", "the path has no such method", "method_not_allowed", "", http.id);
       out.headers.emplace_back("Allow", allow);
@@ -172,10 +176,14 @@ struct Api::Impl {
       return true;
     }
     if (!open && !local_scrape && !call.key.has_scope(scope_of(call.route->plane))) {
-      set_error(out, 403, "permission_error", "the key's scopes do not cover this route", "insufficient_scope", "", http.id);
+      refuse_scope(http, out);
       return true;
     }
     return refuse_body(http, out);
+  }
+
+  static void refuse_scope(const HttpRequest& http, HttpResponse& out) {
+    set_error(out, 403, "permission_error", "the key's scopes do not cover this route", "insufficient_scope", "", http.id);
   }
 
   bool refuse_body(const HttpRequest& http, HttpResponse& out) const {
@@ -351,8 +359,10 @@ struct Api::Impl {
     m.set("carrel_graph_plans_total", {}, static_cast<double>(e.graph_plans));
     m.set("carrel_graph_recompiles_total", {}, static_cast<double>(e.graph_replans));
     m.set("carrel_graph_refused_total", {}, static_cast<double>(e.graph_refused));
-    for (const auto& [result, n] :
-         {std::pair{"sampled", e.shadow_sampled}, {"verified", e.shadow_verified}, {"mismatch", e.shadow_mismatches}, {"dropped", e.shadow_dropped}})
+    for (const auto& [result, n] : {std::pair{"sampled", e.shadow_sampled},
+                                    {"verified", e.shadow_verified},
+                                    {"mismatch", e.shadow_mismatches},
+                                    {"dropped", e.shadow_dropped}})
       m.set("carrel_shadow_verify_total", {{"result", result}}, static_cast<double>(n));
     m.set("carrel_engine_heartbeat_age_seconds", {}, static_cast<double>(e.heartbeat_age_ns) / 1e9);
     m.set("carrel_preemptions_total", {}, static_cast<double>(e.preempted));

@@ -14,6 +14,8 @@ std::unexpected<Error> unreachable(const ClientRequest& r, httplib::Error why) {
   else if (why == Error::SSLServerVerification || why == Error::SSLServerHostnameVerification)
     text = "its certificate is not one of " + (r.ca_file.empty() ? "an authority that this system knows" : r.ca_file) +
            "; --data names the folder of the server, --ca its CA file";
+  else if (why == Error::Read && r.url.starts_with("http://"))
+    text = "the server closed the connection or did not answer in time; one that speaks HTTPS does so: use https:// instead of http://";
   else if (why == Error::Read)
     text = "the server did not answer in time, or closed the connection";
   else

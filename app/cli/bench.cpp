@@ -18,6 +18,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 constexpr int kRounds = 5, kPrefillRounds = 9;
 constexpr double kDecodeBar = 0.6, kPrefillBar = 0.4, kPrefixBar = 0.5;
+constexpr int64_t kPrefixRoom = 64;  // tokens: the question, the answer, and that each round's document is another one
 constexpr double kPrefixRatio = 0.05;  // of TTFT warm to cold, at most
 constexpr double kMemoryLeast = 0.9, kMemoryMost = 1.05;
 constexpr int64_t kMemorySequences = 4, kMemoryContext = 2048, kMemoryCounts = 200'000'000;  // smaller models are for information only
@@ -141,8 +142,13 @@ Result<Asked> ask(Engine& engine, std::vector<int32_t> prompt, bool reuse) {
 Result<Json> prefix(Engine& engine, int64_t n_tokens) {
   const Model& model = engine.model();
   // A quarter of a block behind the last one that can be shared, as long as the model's context is.
-  const size_t block = static_cast<size_t>(model.graph().state.block_size), most = static_cast<size_t>(model.graph().max_positions) - 64;
-  const size_t n = n_tokens > 0 ? static_cast<size_t>(n_tokens) : std::min(2048 + block / 4, most);
+  const int64_t block = model.graph().state.block_size, most = int64_t{model.graph().max_positions} - kPrefixRoom;
+  if (most <= block)
+    return fail(Code::kUnsupported,
+                "a prefix of more than a block of " + std::to_string(block) + " tokens is wanted, with room for " +
+                    std::to_string(kPrefixRoom) + " more, and its context is " + std::to_string(model.graph().max_positions),
+                model.name());
+  const auto n = static_cast<size_t>(n_tokens > 0 ? n_tokens : std::min(2048 + block / 4, most));
   std::vector<double> ratios, warm_ms, cold_ms;
   bool equal = true;
   int64_t nominal = 0, effective = 0;

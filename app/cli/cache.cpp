@@ -1,10 +1,12 @@
 // The cache of a running server: why a prompt is reused or not, verification, purge.
+#include <algorithm>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
 #include "app/admin/match_text.h"
 #include "app/cli/cli.h"
 #include "app/cli/remote.h"
+#include "engine/model/json_text.h"
 
 namespace carrel {
 
@@ -14,6 +16,22 @@ using Json = nlohmann::ordered_json;
 
 constexpr uint64_t kMostPromptBytes = 8u << 20;
 
+/// "line 3, column 7" of a byte of the text.
+std::string place_of(const std::string& text, size_t byte) {
+  const std::string_view before = std::string_view(text).substr(0, std::min(byte, text.size()));
+  const size_t line = before.rfind('\n');
+  return "line " + std::to_string(1 + std::count(before.begin(), before.end(), '\n')) + ", column " +
+         std::to_string(before.size() - (line == std::string_view::npos ? 0 : line + 1) + 1);
+}
+
+Result<Json> parse_file(const std::string& text, const std::string& file) {
+  try {
+    return Json::parse(text);
+  } catch (const Json::parse_error& e) {
+    return fail(Code::kInvalidArgument, "is not JSON: it breaks at " + place_of(text, e.byte > 0 ? e.byte - 1 : 0), file);
+  }
+}
+
 /// What the matching route would be sent, with the tenant.
 Result<std::string> explain_body(const CacheArgs& args) {
   const int n_given = !args.prompt_file.empty() + !args.messages_file.empty() + !args.input_file.empty();
@@ -22,9 +40,10 @@ Result<std::string> explain_body(const CacheArgs& args) {
                             : !args.prompt_file.empty() ? args.prompt_file
                                                         : args.input_file;
   CARREL_ASSIGN(const std::string text, read_file(Env::real(), file, kMostPromptBytes));
+  if (!is_utf8(text)) return fail(Code::kInvalidArgument, "is not UTF-8 text", file);  // replaced bytes would be another prompt
   Json body = Json::object();
   if (!args.messages_file.empty()) {
-    Json given = Json::parse(text, nullptr, false);
+    CARREL_ASSIGN(Json given, parse_file(text, file));
     if (given.is_array())
       body["messages"] = std::move(given);
     else if (given.is_object() && given.contains("messages"))

@@ -64,7 +64,9 @@ Result<int> import(const ModelArgs& args) {
   const BuildHook build = [&](SourceFormat format, const std::string& config, Weights& weights) -> Status {
     CARREL_ASSIGN(const Family* f, find_family(format, config));
     family = std::string(f->name);
-    CARREL_ASSIGN(const Graph graph, f->build(format, config, weights, {}));
+    std::vector<std::string> left_out;
+    CARREL_ASSIGN(const Graph graph, build_graph(*f, format, config, weights, {}, &left_out));
+    for (const std::string& what : left_out) std::fprintf(stderr, "carrel: %s does not use what the file has beside it: %s\n", name.c_str(), what.c_str());
     return {};
   };
   CARREL_ASSIGN(const StoreEntry entry, import_model(Env::real(), args.path, store_dir(args.common.data_dir), options, build));

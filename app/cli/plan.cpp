@@ -123,7 +123,9 @@ void print(const Model& model, const MemoryPlan& p) {
   std::printf("\nprefixes kept for reuse: %lld tokens per GB of memory, %lld per GB of host memory or disk\n", static_cast<long long>(p.prefix_tokens(kGb)), static_cast<long long>(p.copied_tokens(kGb)));
   if (!p.fits) {
     std::printf("does not fit: %s\n", why_not(p).c_str());
-    std::printf("largest context for %lld at a time: %lld; largest number of this context: %lld\n", static_cast<long long>(p.n_sequences), static_cast<long long>(p.largest_context), static_cast<long long>(p.largest_n_sequences));
+    const std::string context = p.largest_context > 0 ? std::to_string(p.largest_context) : "none, not one token fits",
+                      number = p.largest_n_sequences > 0 ? std::to_string(p.largest_n_sequences) : "none, not one fits";
+    std::printf("largest context for %lld at a time: %s; largest number of this context: %s\n", static_cast<long long>(p.n_sequences), context.c_str(), number.c_str());
     return;
   }
   std::printf("cache.max_size_gb: %.2f holds the sequences and about %lld tokens of prefixes\n", cache_gb(p), static_cast<long long>(p.prefix_tokens(p.spare_bytes * 9 / 10)));

@@ -8,6 +8,7 @@
 
 #include "app/cli/cli.h"
 #include "app/config/schema.h"
+#include "engine/model/memory_plan.h"
 
 namespace carrel {
 namespace {
@@ -107,10 +108,10 @@ int stopped(const CLI::App& app, const CLI::ParseError& e, std::span<const std::
     std::printf("carrel %s\n", CARREL_VERSION);
     return 0;
   }
+  if (words.empty()) return std::printf("%s", app.help().c_str()), 0;  // who types the name alone wants to know what there is
   if (e.get_exit_code() == 0) return app.exit(e);
   std::string unknown;
   const CLI::App* at = walk(&app, words, unknown);
-  if (words.empty()) std::fprintf(stderr, "%s\n", app.help().c_str());
   return report({Code::kInvalidArgument, unknown.empty() ? std::string(e.what()) : unknown_command(*at, unknown), ""}, common);
 }
 
@@ -194,7 +195,7 @@ int run_cli(int argc, char** argv) {
   CLI::App* p = add(app, "plan", "how much memory a model takes, without reading its weights", plan, cmd_plan, chosen);
   p->add_option("--model", plan.model, "imported name, model folder, .gguf file, or demo (default)");
   p->add_option("--context", plan.context, "tokens of one sequence, prompt and answer (default: the model's longest)")->check(CLI::PositiveNumber);
-  p->add_option("--concurrency", plan.concurrency, "sequences at a time (default 1)")->check(CLI::PositiveNumber);
+  p->add_option("--concurrency", plan.concurrency, "sequences at a time (default 1)")->check(CLI::Range(int64_t{1}, kMostSequences));
   p->add_option("--memory", plan.memory, "what there is, such as 12GB (default: this machine's)");
   p->add_option("--ops", plan.ops, "reference, exact, fast")->check(CLI::IsMember({"reference", "exact", "fast"}));
   p->add_option("--kv-dtype", plan.kv_dtype, "stored form of cache rows (model.kv_dtype)");

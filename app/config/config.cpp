@@ -271,6 +271,10 @@ Status Config::check_whole() const {
   if (!is_auto("cache.block_size") && integer("cache.block_size") % block_size_of({}) != 0)
     return fail(Code::kInvalidArgument, "cache.block_size is " + std::to_string(integer("cache.block_size")) + ": a block is a multiple of " + std::to_string(block_size_of({})) +
                     " tokens, and the model decides which; use auto", origin("cache.block_size"));
+  std::set<std::string> tiers;
+  for (const std::string& tier : list("cache.offload.tiers"))
+    if (!tiers.insert(tier).second)
+      return fail(Code::kInvalidArgument, "cache.offload.tiers names " + tier + " twice; name each tier once, fastest first", origin("cache.offload.tiers"));
   if (!flag("cache.prefix_reuse.require_state_complete"))
     return fail(Code::kInvalidArgument, "cache.prefix_reuse.require_state_complete cannot be false: a hit without complete state gives wrong answers; set cache.prefix_reuse.enabled: false instead",
                 origin("cache.prefix_reuse.require_state_complete"));

@@ -14,6 +14,14 @@ bool noted(const Config& c, std::string_view part) {
   return false;
 }
 
+TEST(Config, ATierIsNamedOnce) {
+  const auto twice = Config::load("cache: {offload: {tiers: [vram, host_memory, vram]}}\n", "c.yaml", {}, {});
+  ASSERT_FALSE(twice);
+  EXPECT_EQ(twice.error().code, Code::kInvalidArgument);
+  EXPECT_EQ(twice.error().text(), "c.yaml:1: cache.offload.tiers names vram twice; name each tier once, fastest first");
+  EXPECT_TRUE(Config::load("cache: {offload: {tiers: [vram, host_memory]}}\n", "c.yaml", {}, {}));
+}
+
 TEST(Config, EveryDefaultPassesItsOwnCheck) {
   for (const Setting& s : settings()) {
     if (s.fallback.empty()) continue;

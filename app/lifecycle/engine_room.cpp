@@ -48,6 +48,20 @@ void warn_of_less(const Config& config, const Graph& graph) {
                  config.integer("server.max_concurrent_requests"), config.integer("server.max_concurrent_requests"));
 }
 
+/// A lower tier that is switched on and can hold nothing.
+void warn_of_small_tier(const Config& config, const ModelState& state) {
+  const std::vector<std::string> tiers = config.list("cache.offload.tiers");
+  if (!config.flag("cache.offload.enable") || std::find(tiers.begin(), tiers.end(), "host_memory") == tiers.end()) return;
+  int64_t block_bytes = 0;
+  for (const StateSpec& g : state.groups) block_bytes += static_cast<int64_t>(page_bytes(g, state.block_size));
+  const auto asked = static_cast<int64_t>(config.size_bytes("cache.offload.host_memory_size"));
+  if (asked == 0)
+    spdlog::warn("cache.offload.enable is true and cache.offload.host_memory_size is 0: nothing is kept in host memory; give it a size, or leave enable out");
+  else if (asked < block_bytes)
+    spdlog::warn("cache.offload.host_memory_size is {}, a block of this model's state takes up to {}: hardly anything can be kept in host memory; raise it",
+                 bytes_beside(asked, block_bytes), bytes_beside(block_bytes, asked));
+}
+
 EngineConfig engine_config(const Config& config) {
   EngineConfig e;
   e.max_batch_size = static_cast<int>(config.integer("scheduler.max_batch_size"));
@@ -85,8 +99,8 @@ Status check_memory(const Config& config, const Model& sizes) {
   const size_t budget = cache_budget(config);
   if (static_cast<size_t>(plan.sequence_bytes) <= budget) return {};
   return fail(Code::kExhausted,
-              "one sequence of " + std::to_string(plan.context) + " tokens needs " + bytes_for_people(plan.sequence_bytes) + " of state, cache.max_size_gb gives " +
-                  bytes_for_people(static_cast<int64_t>(budget)) + "; raise it, or lower model.max_sequence_length; see `carrel plan`",
+              "one sequence of " + std::to_string(plan.context) + " tokens needs " + bytes_beside(plan.sequence_bytes, static_cast<int64_t>(budget)) + " of state, cache.max_size_gb gives " +
+                  bytes_beside(static_cast<int64_t>(budget), plan.sequence_bytes) + "; raise it, or lower model.max_sequence_length; see `carrel plan`",
               sizes.name());
 }
 
@@ -126,6 +140,7 @@ Result<EngineRoom> open_engine_room(Env* env, const Config& config, const std::s
   spdlog::info("model {} family={} ops={} weights={} MB context={} numerics={} in {} ms", room.model->name(), room.model->family(), room.model->op_set(),
                room.model->weight_bytes() / 1'000'000, room.model->graph().max_positions, room.model->numerics_id().substr(0, 16), (env->mono_ns() - start) / 1'000'000);
   warn_of_less(config, room.model->graph());
+  warn_of_small_tier(config, room.model->graph().state);
   const EngineConfig engine = engine_config(config);
   CARREL_ASSIGN(room.state, StateManager::create(state_config(config, *room.model, engine)));
   for (const std::string& line : state_lines(room.model->graph().state, room.state->stats())) spdlog::info("{}", line);

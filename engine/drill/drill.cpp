@@ -122,6 +122,7 @@ Status Drill::judge(std::string damage, std::string counter, Counter read, uint6
 
 Status Drill::missing(StateKind kind) {
   const auto vetoes = [&](const StateStats& s) { return s.vetoes[static_cast<size_t>(kind)]; };
+  const auto ghosts = [](const StateStats& s) { return s.ghost_tokens; };
   bool any = false;
   for (size_t g = 0; g < state().groups.size() && !failed(); g++) {
     const StateSpec& group = state().groups[g];
@@ -131,8 +132,12 @@ Status Drill::missing(StateKind kind) {
     if (failed()) return {};
     const int64_t block = is_log(kind) ? last() - 1 : last();  // not a log's end: without it the prefix would not be known that far
     CARREL_TRY(damage(group, block, Damage::kEvict));
-    CARREL_TRY(judge(at(group, token_of(block), "record evicted"), "vetoes{" + std::string(to_string(kind)) + "}", vetoes,
-                     vetoes(manager_->stats()), {g}));
+    const std::string what = at(group, token_of(block), "record evicted");
+    if (!is_log(kind) && state().groups.size() == 1) {  // its only group: the block is a ghost, and nobody's veto shortens the match
+      CARREL_TRY(judge(what, "ghost_tokens", ghosts, ghosts(manager_->stats()), {g}));
+    } else {
+      CARREL_TRY(judge(what, "vetoes{" + std::string(to_string(kind)) + "}", vetoes, vetoes(manager_->stats()), {g}));
+    }
     CARREL_ASSIGN(const Run healed, bench_.run(*manager_));
     if (healed.match.effective != token_of(bench_.n_blocks())) fail_with(group.name + ": the next sighting does not hit whole again");
   }
@@ -373,6 +378,20 @@ const Row kRows[] = {
     {{"first-vs-hit", "the first computation against a hit at every boundary"}, [](Drill& d) { return d.first_vs_hit(); }},
 };
 
+/// A hit at a boundary with another one before it, and a token behind it.
+int64_t shortest_prompt(const Model& model) {
+  return 2 * int64_t{model.graph().state.block_size} + 1;
+}
+
+std::unexpected<Error> too_short_for_drills(const Model& model, int64_t n_prompt, int n_new) {
+  return fail(Code::kUnsupported,
+              "drills are not applicable to " + model.name() + ": they need " + std::to_string(n_prompt + n_new) + " tokens (prompt " +
+                  std::to_string(n_prompt) + ", answer " + std::to_string(n_new) + ") and its context is " +
+                  std::to_string(model.graph().max_positions) +
+                  "; raise model.max_sequence_length, or use a model whose max_position_embeddings is larger",
+              "model.max_sequence_length");
+}
+
 }  // namespace
 
 std::span<const DrillInfo> drill_table() {
@@ -401,12 +420,14 @@ Result<std::vector<DrillReport>> run_drills(Env* env, const Model& model, std::s
   }
   if (chosen.empty())
     for (const Row& r : kRows) chosen.push_back(&r);
-  CARREL_ASSIGN(const auto bench, Bench::create(model, prompt, options.n_new, options.reuse));
-  if (bench->n_blocks() < 2)
+  const auto n_prompt = static_cast<int64_t>(prompt.size());
+  if (n_prompt < shortest_prompt(model))
     return fail(Code::kInvalidArgument,
                 "a drill needs a prompt of more than " + std::to_string(2 * model.graph().state.block_size) + " tokens, this one has " +
-                    std::to_string(prompt.size()),
+                    std::to_string(n_prompt),
                 "prompt");
+  if (n_prompt + options.n_new > model.graph().max_positions) return too_short_for_drills(model, n_prompt, options.n_new);
+  CARREL_ASSIGN(const auto bench, Bench::create(model, prompt, options.n_new, options.reuse));
   CARREL_ASSIGN(const auto empty, bench->fresh());
   CARREL_ASSIGN(const Run cold, bench->run(*empty, prompt, false, false));
   std::vector<DrillReport> out;
@@ -427,10 +448,11 @@ Result<std::vector<DrillReport>> run_drills(Env* env, const Model& model, std::s
   return out;
 }
 
-std::vector<int32_t> drill_prompt(const Model& model) {
+Result<std::vector<int32_t>> drill_prompt(const Model& model) {
   const Graph& graph = model.graph();
-  const int64_t block = graph.state.block_size;
-  const auto n = static_cast<size_t>(std::min<int64_t>(5 * block + block / 4, graph.max_positions - 64));
+  const int64_t block = graph.state.block_size, room = graph.max_positions - DrillOptions().n_new;
+  if (room < shortest_prompt(model)) return too_short_for_drills(model, shortest_prompt(model), DrillOptions().n_new);
+  const auto n = static_cast<size_t>(std::min(5 * block + block / 4, room));
   std::vector<int32_t> tokens;
   const Tokenizer& t = model.tokenizer();
   if (t.vocab_size() <= graph.vocab) {
@@ -440,8 +462,9 @@ std::vector<int32_t> drill_prompt(const Model& model) {
           "Note " + std::to_string(i) + ": shelf " + std::to_string(i * 37 % 101) + " holds volume " + std::to_string(i * 53 % 97) + ". ";
     if (auto ids = t.encode(text, {.add_special = true})) tokens = *std::move(ids);
   }
+  const int first = graph.vocab > 3 ? 3 : 0;  // the first ids are often special
   for (size_t i = tokens.size(); i < n; i++)
-    tokens.push_back(static_cast<int32_t>(3 + (i * 2654435761u >> 7) % static_cast<size_t>(graph.vocab - 3)));
+    tokens.push_back(static_cast<int32_t>(static_cast<size_t>(first) + (i * 2654435761u >> 7) % static_cast<size_t>(graph.vocab - first)));
   tokens.resize(n);
   return tokens;
 }

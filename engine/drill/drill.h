@@ -59,10 +59,11 @@ struct DrillOptions {
 };
 
 /// prompt: token ids of more than two blocks; see drill_prompt. kNotFound: a name that is no drill; kInvalidArgument: a prompt that is too
-/// short.
+/// short; kUnsupported: prompt and answer are longer than the model's context.
 Result<std::vector<DrillReport>> run_drills(Env* env, const Model& model, std::span<const int32_t> prompt, const DrillOptions& options);
 
 /// A prompt for models that nothing better is known of: text where the model has words, else ids that are a function of their place.
-std::vector<int32_t> drill_prompt(const Model& model);
+/// kUnsupported: the model's context (max_sequence_length or its own) is too short for a drill.
+Result<std::vector<int32_t>> drill_prompt(const Model& model);
 
 }  // namespace carrel

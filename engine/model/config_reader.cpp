@@ -1,7 +1,9 @@
 // JSON behind ConfigReader; see the header.
 #include "engine/model/config_reader.h"
 
+#include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <nlohmann/json.hpp>
 
 #include "engine/model/json_text.h"
@@ -102,6 +104,15 @@ double ConfigReader::number(const std::string& key) const {
 
 double ConfigReader::number_or(const std::string& key, double fallback) const {
   return has(key) ? number(key) : fallback;
+}
+
+double ConfigReader::number_in(const std::string& key, double min, double max) const {
+  const double d = number(key);
+  if (d >= min && d <= max) return d;
+  char range[80];
+  std::snprintf(range, sizeof(range), "is %g; must be a number from %g to %g", d, min, max);
+  error(Code::kCorrupt, range, key);
+  return std::clamp(d, min, max);
 }
 
 bool ConfigReader::flag_or(const std::string& key, bool fallback) const {

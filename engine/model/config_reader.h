@@ -32,6 +32,7 @@ class ConfigReader {
   int64_t integer_or(const std::string& key, int64_t fallback, int64_t min, int64_t max) const;
   double number(const std::string& key) const;
   double number_or(const std::string& key, double fallback) const;
+  double number_in(const std::string& key, double min, double max) const;
   bool flag_or(const std::string& key, bool fallback) const;
   std::string text(const std::string& key) const;
   std::string text_or(const std::string& key, const std::string& fallback) const;

@@ -5,6 +5,7 @@
 
 #include "engine/model/config_reader.h"
 #include "engine/model/families/families.h"
+#include "engine/model/leftovers.h"
 
 namespace carrel {
 
@@ -27,6 +28,14 @@ Result<const Family*> find_family(SourceFormat format, const std::string& config
     for (const std::string_view t : types) known += (known.empty() ? "" : ", ") + std::string(t);
   }
   return fail(Code::kUnsupported, "model type '" + type + "' is not supported; this version runs " + known, key);
+}
+
+Result<Graph> build_graph(const Family& family, SourceFormat format, const std::string& config_json, Weights& weights,
+                          const BuildOptions& options, std::vector<std::string>* notes) {
+  CARREL_ASSIGN(Graph graph, family.build(format, config_json, weights, options));
+  CARREL_ASSIGN(std::vector<std::string> left_out, check_leftovers(format, config_json, weights.tensors()));
+  if (notes != nullptr) *notes = std::move(left_out);
+  return graph;
 }
 
 }  // namespace carrel

@@ -18,7 +18,7 @@ struct BuildOptions {
 };
 
 struct Family {
-  std::string_view name;                                 // "deepseek_v4"
+  std::string_view name;                               // "deepseek_v4"
   std::vector<std::string_view> hf_types, gguf_types;  // model_type; general.architecture
   Result<Graph> (*build)(SourceFormat format, const std::string& config_json, Weights& weights, const BuildOptions& options);
 };
@@ -26,5 +26,10 @@ struct Family {
 const std::vector<Family>& families();
 /// kUnsupported names the type and lists what there is.
 Result<const Family*> find_family(SourceFormat format, const std::string& config_json);
+
+/// The family's graph, when the checkpoint has nothing that it leaves out without a reason (leftovers.h). notes: what is left out, for the
+/// log.
+Result<Graph> build_graph(const Family& family, SourceFormat format, const std::string& config_json, Weights& weights,
+                          const BuildOptions& options, std::vector<std::string>* notes = nullptr);
 
 }  // namespace carrel

@@ -68,7 +68,8 @@ class AnyWeights final : public Weights {
   bool has(const std::string&) const override { return optional_; }
   std::vector<int64_t> shape(const std::string&) const override { return {512, 64}; }
   Result<Matrix> matrix(const MatrixRequest& r) override {
-    if (r.n_rows < 1 || r.n_cols < 1 || r.row_begin < 0 || r.n_rows > kMaxElements / r.n_cols || too_deep(r.tensor)) return absent(r.tensor);
+    if (r.n_rows < 1 || r.n_cols < 1 || r.row_begin < 0 || r.n_rows > kMaxElements / r.n_cols || too_deep(r.tensor))
+      return absent(r.tensor);
     return Matrix{Form::kRows, r.n_rows, r.n_cols, reinterpret_cast<const std::byte*>(zeros())};
   }
   Result<const float*> vector(const std::string& tensor, int64_t n, float) override {
@@ -79,6 +80,7 @@ class AnyWeights final : public Weights {
     if (n < 1 || n > kMaxElements || too_deep(tensor)) return absent(tensor);
     return reinterpret_cast<const int32_t*>(zeros());
   }
+  std::vector<TensorUse> tensors() const override { return {}; }
 
  private:
   static constexpr int64_t kMaxElements = 1 << 20;

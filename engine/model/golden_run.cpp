@@ -54,7 +54,7 @@ Result<std::unique_ptr<GoldenModel>> load_golden_model(const OpenSource& open, O
   m->weights = weights_from_source(*m->source, [ops = m->ops.get()](Form stored) { return ops->wanted_form(stored); });
   BuildOptions build;
   build.kv_dtype = kv_dtype;
-  CARREL_ASSIGN(m->graph, family->build(m->source->format(), m->source->config_json(), *m->weights, build));
+  CARREL_ASSIGN(m->graph, build_graph(*family, m->source->format(), m->source->config_json(), *m->weights, build));
   for (const std::string& name : m->source->tensor_names()) {
     const DType type = m->source->find(name)->dtype;
     m->quantised |= block_shape(type).n_values > 1 || type == DType::kU8 || type == DType::kI8;  // bytes of two fp4

@@ -14,12 +14,12 @@ constexpr auto kSame = [](Form stored) { return stored; };
 
 Result<Graph> build(const ModelSource& texts, Weights& weights) {
   CARREL_ASSIGN(const Family* family, find_family(texts.format(), texts.config_json()));
-  return family->build(texts.format(), texts.config_json(), weights, {});
+  return build_graph(*family, texts.format(), texts.config_json(), weights, {});
 }
 
 Status build_hook(SourceFormat format, const std::string& config, Weights& weights) {
   CARREL_ASSIGN(const Family* family, find_family(format, config));
-  CARREL_TRY(family->build(format, config, weights, {}));
+  CARREL_TRY(build_graph(*family, format, config, weights, {}));
   return {};
 }
 
@@ -64,14 +64,14 @@ TEST_P(Import, a_family_builds_the_same_from_the_store) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Golden, Import,
-                         ::testing::Values("models/deepseek_v4/tiny_a", "models/deepseek_v4/tiny_a_native", "models/deepseek_v4/tiny_b", "models/gemma3_text", "models/llama",
-                                           "models/mistral", "models/qwen3", "models/qwen3_moe", "gguf/deepseek_v4-bf16.gguf",
-                                           "gguf/deepseek_v4.gguf", "gguf/gemma3_text-mix.gguf", "gguf/llama-q4_0.gguf",
-                                           "gguf/llama256-q456_k.gguf", "gguf/qwen3_moe.gguf", "models/lfm2", "models/lfm2_moe",
-                                           "models/qwen3_next", "models/qwen3_5_text", "models/qwen3_5_moe_text", "models/gpt_oss",
-                                           "models/gpt_oss/mxfp4", "models/granitemoehybrid", "models/granitemoehybrid_dense",
-                                           "gguf/lfm2_moe.gguf", "gguf/qwen3_next.gguf", "gguf/qwen3_5_moe_text.gguf",
-                                           "gguf/gpt_oss-mxfp4.gguf", "gguf/granitemoehybrid_dense.gguf"));
+                         ::testing::Values("models/deepseek_v4/tiny_a", "models/deepseek_v4/tiny_a_native", "models/deepseek_v4/tiny_b",
+                                           "models/gemma3_text", "models/llama", "models/mistral", "models/qwen3", "models/qwen3_moe",
+                                           "gguf/deepseek_v4-bf16.gguf", "gguf/deepseek_v4.gguf", "gguf/gemma3_text-mix.gguf",
+                                           "gguf/llama-q4_0.gguf", "gguf/llama256-q456_k.gguf", "gguf/qwen3_moe.gguf", "models/lfm2",
+                                           "models/lfm2_moe", "models/qwen3_next", "models/qwen3_5_text", "models/qwen3_5_moe_text",
+                                           "models/gpt_oss", "models/gpt_oss/mxfp4", "models/granitemoehybrid",
+                                           "models/granitemoehybrid_dense", "gguf/lfm2_moe.gguf", "gguf/qwen3_next.gguf",
+                                           "gguf/qwen3_5_moe_text.gguf", "gguf/gpt_oss-mxfp4.gguf", "gguf/granitemoehybrid_dense.gguf"));
 
 TEST(ImportRefused, a_family_that_needs_another_type_is_refused_by_name) {
   FaultEnv env;

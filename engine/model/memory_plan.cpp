@@ -139,6 +139,11 @@ Result<MemoryPlan> plan_memory(const Graph& graph, int64_t weight_bytes, const P
   if (q.context == 0) q.context = graph.max_positions;
   if (q.context < 1 || q.n_sequences < 1 || q.prefill_chunk < 1 || q.max_batch_size < 1)
     return fail(Code::kInvalidArgument, "context, concurrency and chunk must be at least 1", "plan");
+  if (q.n_sequences > kMostSequences)
+    return fail(
+        Code::kInvalidArgument,
+        "is " + std::to_string(q.n_sequences) + "; at most " + std::to_string(kMostSequences) + " sequences at a time are planned for",
+        "concurrency");
   if (q.context > graph.max_positions)
     return fail(Code::kInvalidArgument,
                 "a context of " + std::to_string(q.context) + " tokens is more than this model's " + std::to_string(graph.max_positions),
@@ -177,8 +182,12 @@ Result<MemoryPlan> plan_memory(const Graph& graph, int64_t weight_bytes, const P
     return static_cast<int64_t>(carrel::sequence_bytes(state, n_tokens, step_tokens)) + p.capture_bytes;
   };
   p.sequence_bytes = per_sequence(p.context);
-  p.states_bytes = p.sequence_bytes * p.n_sequences;
-  p.total_bytes = p.fixed_bytes + p.states_bytes;
+  if (__builtin_mul_overflow(p.sequence_bytes, p.n_sequences, &p.states_bytes) ||
+      __builtin_add_overflow(p.fixed_bytes, p.states_bytes, &p.total_bytes))
+    return fail(
+        Code::kInvalidArgument,
+        std::to_string(p.n_sequences) + " sequences of " + std::to_string(p.context) + " tokens take more bytes than can be counted",
+        "concurrency");
   p.fits = p.total_bytes <= p.memory_bytes;
   p.spare_bytes = std::max<int64_t>(0, p.memory_bytes - p.total_bytes);
   const int64_t left = p.memory_bytes - p.fixed_bytes;
@@ -190,12 +199,13 @@ Result<MemoryPlan> plan_memory(const Graph& graph, int64_t weight_bytes, const P
 }
 
 std::string why_not(const MemoryPlan& p) {
-  std::string text = "needs " + bytes_for_people(p.total_bytes) + " (weights " + bytes_for_people(p.weight_bytes) + ", activations " +
-                     bytes_for_people(p.activation_bytes + p.input_bytes + p.scratch_bytes) + ", process " +
+  std::string text = "needs " + bytes_beside(p.total_bytes, p.memory_bytes) + " (weights " + bytes_for_people(p.weight_bytes) +
+                     ", activations " + bytes_for_people(p.activation_bytes + p.input_bytes + p.scratch_bytes) + ", process " +
                      bytes_for_people(p.process_bytes) + ", state " + bytes_for_people(p.states_bytes) + " for " +
                      std::to_string(p.n_sequences) + (p.n_sequences == 1 ? " sequence of " : " sequences of ") + std::to_string(p.context) +
-                     " tokens), there are " + bytes_for_people(p.memory_bytes);
+                     " tokens), there are " + bytes_beside(p.memory_bytes, p.total_bytes);
   if (p.largest_context > 0) return text + "; it would fit with sequences of " + std::to_string(p.largest_context) + " tokens";
+  if (p.largest_n_sequences > 0) return text + "; " + std::to_string(p.largest_n_sequences) + " at a time would fit";
   return text + "; not one token fits beside the weights: take a smaller model, stronger quantization or more memory";
 }
 
@@ -215,6 +225,11 @@ std::string bytes_for_people(int64_t n) {
   char text[64];
   std::snprintf(text, sizeof text, unit == 0 ? "%.0f %s" : x < 10 ? "%.2f %s" : x < 100 ? "%.1f %s" : "%.0f %s", x, kUnits[unit]);
   return text;
+}
+
+std::string bytes_beside(int64_t n, int64_t other) {
+  const std::string text = bytes_for_people(n);
+  return n == other || text != bytes_for_people(other) ? text : std::to_string(n) + " bytes";
 }
 
 }  // namespace carrel

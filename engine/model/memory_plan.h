@@ -70,7 +70,9 @@ struct MemoryPlan {
   }
 };
 
-/// kInvalidArgument: a context longer than the model's, or nothing to plan for.
+constexpr int64_t kMostSequences = 1'000'000;  // that are planned for at a time
+
+/// kInvalidArgument: a context longer than the model's, more than kMostSequences or bytes than can be counted, or nothing to plan for.
 Result<MemoryPlan> plan_memory(const Graph& graph, int64_t weight_bytes, const PlanQuestion& question);
 /// Of a plan that does not fit: what is needed, what is there, the way out.
 std::string why_not(const MemoryPlan& plan);
@@ -81,5 +83,7 @@ int64_t peak_resident_bytes();
 
 /// "12.3 GB", as people read it: powers of 1000.
 std::string bytes_for_people(int64_t n);
+/// The same for one of two that are compared: to the byte where both would read alike.
+std::string bytes_beside(int64_t n, int64_t other);
 
 }  // namespace carrel

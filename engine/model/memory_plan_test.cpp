@@ -130,8 +130,8 @@ TEST(MemoryPlan, VerdictAndLargestFitAtTheEdge) {
     EXPECT_EQ(tight.largest_n_sequences, 3);
     ASSERT_GT(tight.largest_context, 0) << path;
     EXPECT_LT(tight.largest_context, 512) << path;
-    for (const std::string& part :
-         {bytes_for_people(tight.total_bytes), bytes_for_people(tight.memory_bytes), std::to_string(tight.largest_context)})
+    for (const std::string& part : {std::to_string(tight.total_bytes) + " bytes", std::to_string(tight.memory_bytes) + " bytes",
+                                    std::to_string(tight.largest_context)})
       EXPECT_NE(why_not(tight).find(part), std::string::npos) << why_not(tight);
     q.context = tight.largest_context;
     EXPECT_TRUE(ask().fits);
@@ -153,7 +153,31 @@ TEST(MemoryPlan, AnImpossibleQuestionIsRefusedWithTheModelsNumber) {
   EXPECT_EQ(far.error().code, Code::kInvalidArgument);
   EXPECT_NE(far.error().message.find(std::to_string(m.graph.max_positions)), std::string::npos);
   EXPECT_FALSE(plan_memory(m.graph, 0, {.n_sequences = 0}));
+  EXPECT_TRUE(plan_memory(m.graph, 0, {.n_sequences = kMostSequences}));
+  for (const int64_t n : {kMostSequences + 1, INT64_MAX}) {
+    const auto many = plan_memory(m.graph, 0, {.n_sequences = n});
+    ASSERT_FALSE(many) << n;
+    EXPECT_EQ(many.error().code, Code::kInvalidArgument);
+    EXPECT_EQ(many.error().where, "concurrency");
+  }
   EXPECT_EQ(plan_memory(m.graph, 0, {}).value().context, m.graph.max_positions);
+}
+
+TEST(MemoryPlan, TooManyAtATimeAreToldHowManyFit) {
+  MemoryPlan p;
+  p.context = 8192;
+  p.n_sequences = 1'000'000;
+  p.largest_n_sequences = 17'334;
+  EXPECT_TRUE(why_not(p).ends_with("; 17334 at a time would fit")) << why_not(p);
+  p.largest_n_sequences = 0;
+  EXPECT_NE(why_not(p).find("not one token fits"), std::string::npos);
+}
+
+TEST(MemoryPlan, TwoThatReadAlikeAreToldToTheByte) {
+  EXPECT_EQ(bytes_beside(117'031'040, 117'000'000), "117031040 bytes");
+  EXPECT_EQ(bytes_beside(117'000'000, 117'031'040), "117000000 bytes");
+  EXPECT_EQ(bytes_beside(117'031'040, 118'000'000), "117 MB");
+  EXPECT_EQ(bytes_beside(117'031'040, 117'031'040), "117 MB");
 }
 
 TEST(MemoryPlan, BytesForPeople) {

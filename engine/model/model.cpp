@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "base/log.h"
 #include "engine/model/family.h"
 #include "engine/model/source_text.h"
 #include "engine/model/store.h"
@@ -65,6 +66,7 @@ struct Model::Impl {
   Digest digest{};
   std::string numerics;
   DType kv = DType::kF32;
+  std::vector<std::string> left_out;  // of the checkpoint, for the log
   int64_t mapped_bytes = 0;
   int64_t created_ms = 0;
 
@@ -110,7 +112,7 @@ struct Model::Impl {
     if (kv == DType::kPackedKv && family->name != "deepseek_v4")
       return fail(Code::kUnsupported, "packed is the row format of deepseek_v4, this model is " + std::string(family->name) + "; use auto, f32 or bf16",
                   "model.kv_dtype");
-    CARREL_ASSIGN(graph, family->build(source->format(), source->config_json(), *weights, {.kv_dtype = kv}));
+    CARREL_ASSIGN(graph, build_graph(*family, source->format(), source->config_json(), *weights, {.kv_dtype = kv}, &left_out));
     if (options.max_sequence_length > 0)
       graph.max_positions = static_cast<int>(std::min<int64_t>(options.max_sequence_length, graph.max_positions));
     return {};
@@ -146,6 +148,7 @@ Result<std::unique_ptr<Model>> Model::load(Env* env, const ModelLocation& from, 
     CARREL_TRY(i->open(env, from, options, LoadMatrices::kAll));
     CARREL_TRY(i->build(options));
   }
+  for (const std::string& what : i->left_out) spdlog::info("{} does not use what the file has beside it: {}", i->name, what);
   CARREL_ASSIGN(i->digest, i->weights->model_digest());
   i->identify();
   return std::unique_ptr<Model>(new Model(std::move(i)));

@@ -76,6 +76,7 @@ class RandomWeights final : public LoadedWeights {
     return v;
   }
 
+  std::vector<TensorUse> tensors() const override { return {}; }  // there is no checkpoint
   int64_t memory_bytes() const override { return arena_.used_bytes(); }
   int64_t file_bytes() const override { return file_bytes_; }
   Result<Digest> model_digest() const override { return digest_; }

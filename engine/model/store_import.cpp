@@ -74,6 +74,12 @@ class ImportWeights final : public Weights {
     return v.data();
   }
 
+  std::vector<TensorUse> tensors() const override {
+    std::vector<TensorUse> out;
+    for (const std::string& name : source_.tensor_names()) out.push_back({name, used_.contains(name)});
+    return out;
+  }
+
   /// What was written, and everything the source has.
   Manifest manifest() {
     Manifest m;

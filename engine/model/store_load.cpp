@@ -1,4 +1,5 @@
 // Loading from the store: the requests of import answered from weights.bin. One loading thread.
+#include <set>
 #include <unordered_map>
 
 #include "engine/model/gguf.h"
@@ -78,6 +79,11 @@ class StoreWeights final : public LoadedWeights {
     CARREL_ASSIGN(const std::byte* p, plain(table_id(tensor, n)));
     return reinterpret_cast<const int32_t*>(p);
   }
+  std::vector<TensorUse> tensors() const override {
+    std::vector<TensorUse> out;
+    for (const SourceTensor& t : model_.manifest.source_tensors) out.push_back({t.name, asked_.contains(t.name)});
+    return out;
+  }
   int64_t memory_bytes() const override { return arena_.used_bytes(); }
   int64_t file_bytes() const override;
   Result<Digest> model_digest() const override;
@@ -94,6 +100,7 @@ class StoreWeights final : public LoadedWeights {
   const size_t sample_;  // which of the sixteenths is checked
   WeightArena arena_;
   std::unordered_map<std::string, Matrix> served_;  // vectors and tables too, by request id
+  std::set<std::string> asked_;                     // tensors of the source
 };
 
 bool StoreWeights::has(const std::string& tensor) const {
@@ -126,6 +133,8 @@ Result<Matrix> StoreWeights::matrix(const MatrixRequest& r) {
   const StoredPiece& p = model_.manifest.pieces[i];
   if (!p.is_matrix || p.rows != r.n_rows || p.cols != r.n_cols)
     return fail(Code::kCorrupt, "manifest contradicts itself about " + id, model_.entry.path);
+  asked_.insert(p.tensor);
+  if (!r.scales.empty()) asked_.insert(r.scales);
   const Form form = choose_(p.form);
   const size_t n_bytes = packed_bytes(form, p.rows, p.cols);
   if (what_ == LoadMatrices::kSizes) {
@@ -150,6 +159,7 @@ Result<const std::byte*> StoreWeights::plain(const std::string& id) {
   CARREL_ASSIGN(const size_t i, find(id));
   const StoredPiece& p = model_.manifest.pieces[i];
   if (p.is_matrix) return fail(Code::kCorrupt, "manifest contradicts itself about " + id, model_.entry.path);
+  asked_.insert(p.tensor);
   CARREL_ASSIGN(const auto out, arena_.take(p.bytes));
   CARREL_TRY(read(i, out));
   served_.emplace(id, Matrix{Form::kRows, p.rows, 1, out.data()});
@@ -171,8 +181,7 @@ Result<Digest> StoreWeights::model_digest() const {
 
 }  // namespace
 
-Result<StoredModel> open_stored_model(Env* env, const std::string& entry_dir, FormChooser choose, StoreVerify verify,
-                                      LoadMatrices what) {
+Result<StoredModel> open_stored_model(Env* env, const std::string& entry_dir, FormChooser choose, StoreVerify verify, LoadMatrices what) {
   Opened o;
   CARREL_ASSIGN(o.manifest, read_entry_manifest(env, entry_dir));
   o.entry = describe_entry(env, entry_dir, o.manifest);

@@ -64,6 +64,12 @@ class SourceWeights final : public LoadedWeights {
     return reinterpret_cast<const int32_t*>(out.data());
   }
 
+  std::vector<TensorUse> tensors() const override {
+    std::vector<TensorUse> out;
+    for (const std::string& name : source_.tensor_names()) out.push_back({name, asked_.contains(name)});
+    return out;
+  }
+
   int64_t memory_bytes() const override { return arena_.used_bytes(); }
   int64_t file_bytes() const override {
     int64_t n = 0;

@@ -39,6 +39,12 @@ struct MatrixRequest {
   std::string id() const;
 };
 
+/// A tensor of the checkpoint, and whether any of it was asked for.
+struct TensorUse {
+  std::string name;
+  bool asked = false;
+};
+
 class Weights {
  public:
   virtual ~Weights() = default;
@@ -49,6 +55,8 @@ class Weights {
   /// All elements of a tensor as float32 (add: a constant, e.g. the 1 of unit-offset norms). n = expected count.
   virtual Result<const float*> vector(const std::string& tensor, int64_t n, float add = 0) = 0;
   virtual Result<const int32_t*> table(const std::string& tensor, int64_t n) = 0;  // I32 or I64 values, range checked to int32
+  /// What the checkpoint has, in its order.
+  virtual std::vector<TensorUse> tensors() const = 0;
 };
 
 /// Weights in memory, with what the rest of the process wants to know about them.

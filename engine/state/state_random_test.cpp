@@ -12,6 +12,7 @@
 
 #include "base/env.h"
 #include "engine/state/state_sim.h"
+#include "tests/seed.h"
 
 namespace carrel {
 namespace {
@@ -336,13 +337,14 @@ size_t blocks_bytes(const ModelState& m, int64_t n) {
 }
 
 TEST(StateRandom, NoScheduleBreaksAnInvariantOrAPromise) {
-  const char* given = std::getenv("CARREL_SEED");
+  std::optional<uint64_t> given;
+  ASSERT_TRUE(read_seed("CARREL_SEED", &given));
   const bool is_long = std::getenv("CARREL_LONG") != nullptr;
   const int n_rounds = is_long ? 100 : 1;  // of ten walks of 10^4 steps: a walk's table grows, and every transition audits all of it
   const ModelState models[] = {v4_like(), demo_like(), gemma_like(), plain(), mistral_like(), qwen_like(), lfm_like()};
   uint64_t seed = 20261130;
   if (is_long) Env::real()->random(std::as_writable_bytes(std::span(&seed, 1)));
-  if (given != nullptr) seed = std::strtoull(given, nullptr, 10);
+  seed = given.value_or(seed);
   for (int round = 0; round < n_rounds; round++, seed++) {
     std::cout << "CARREL_SEED=" << seed << std::endl;
     uint64_t walk = 0;

@@ -67,6 +67,8 @@ class Scopes(unittest.TestCase):
                 self.assertEqual((status, json.loads(data)["error"]["code"]), (403, "insufficient_scope"), r)
         self.assertEqual(server.request("GET", "/admin/v1/nothing", key=None)[0], 401)
         self.assertEqual(server.request("GET", "/admin/v1/nothing", key=admin)[0], 404)
+        for method, path in (("GET", "/admin/v1/nothing"), ("DELETE", "/admin/v1/drills")):  # what there is is not told either
+            self.assertEqual(server.request(method, path, key=server.key)[0], 403, path)
         status, headers, _ = server.request("DELETE", "/admin/v1/drills", key=admin)
         self.assertEqual((status, headers["allow"]), (405, "GET, POST"))
 
@@ -110,6 +112,23 @@ class Drills(unittest.TestCase):
         self.assertIn("missing-window", [x[3] for x in audit() if x[1] == "drill.run"][-1])
         self.assertEqual(server.metric("carrel_digest_mismatch_total"), 0)  # what a drill damages is its own
 
+    def test_a_name_given_twice_runs_once(self):
+        status, r = act("drills", {"names": ["half-block", "missing-recurrent", "half-block"], "show_damage": False}, timeout=300)
+        self.assertEqual((status, [d["name"] for d in r["drills"]]), (200, ["half-block", "missing-recurrent"]))
+        self.assertIn("half-block missing-recurrent", [x[3] for x in audit() if x[1] == "drill.run"][-1])
+
+    def test_a_context_too_short_for_drills_is_refused_and_the_server_lives(self):
+        path = os.path.join(server.data, "short.yaml")
+        with open(path, "w") as f:
+            f.write("model: {max_sequence_length: 16}\n")
+        short = Server("--config", path)
+        key = short.cli("key", "create", "--scope", "admin")["key"]
+        status, r = short.call("/admin/v1/drills", {"names": ["half-block"]}, key=key)
+        self.assertEqual((status, r["error"]["param"]), (400, "model.max_sequence_length"), r)
+        self.assertIn("its context is 16", r["error"]["message"])
+        self.assertEqual(short.request("GET", "/livez")[0], 200)
+        short.stop()
+
     def test_one_go_at_a_time(self):
         first = []
         runner = threading.Thread(target=lambda: first.append(act("drills", {"names": ["toctou", "bit-flip"], "show_damage": False}, timeout=300)))
@@ -150,6 +169,16 @@ class Explain(unittest.TestCase):
         status, r = act("cache/explain", {"tenant": self.tenant, "messages": messages, **body})
         self.assertEqual(status, 200, r)
         return r
+
+    def test_a_prompt_beyond_the_context_says_so(self):
+        status, r = act("cache/explain", {"tenant": "default", "prompt": "word " * 9000})
+        self.assertEqual((status, r["context_tokens"]), (200, 8192))
+        self.assertGreater(r["prompt_tokens"], r["context_tokens"])
+        path = os.path.join(server.data, "long.txt")
+        with open(path, "w") as f:
+            f.write("word " * 9000)
+        said = subprocess.run([BIN, "cache", "explain", "--prompt", path, "--url", server.url, "--data", server.data], env={**os.environ, "CARREL_KEY": admin}, capture_output=True, text=True)
+        self.assertIn("it does not fit: the model's context is 8192 tokens", said.stdout)
 
     def test_after_a_hit_a_partial_hit_and_a_purge(self):
         messages, r = chat("Who keeps the lion room?", key=self.key)

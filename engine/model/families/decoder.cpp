@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "base/log.h"
 #include "engine/model/families/decoder_parts.h"
+#include "engine/model/families/numbers.h"
 #include "engine/model/families/rope.h"
 
 namespace carrel {
@@ -105,7 +105,7 @@ DecoderSpec read_decoder_hf(const ConfigReader& c, const HfKeys& keys) {
   s.head_dim = static_cast<int>(c.integer_or("head_dim", std::max(s.hidden / s.n_heads, 1), 1, kMaxWidth));
   s.rope_dims = s.head_dim;
   if (keys.ffn_width) s.ffn_width = dim(keys.ffn_width);
-  s.eps = static_cast<float>(c.number(keys.eps));
+  s.eps = eps_of(c, keys.eps);
   s.attention_scale = static_cast<float>(1 / std::sqrt(static_cast<double>(s.head_dim)));
   s.tied = c.flag_or("tie_word_embeddings", false);
   s.max_positions = static_cast<int>(c.integer("max_position_embeddings", 1, kMaxPositions));
@@ -114,7 +114,7 @@ DecoderSpec read_decoder_hf(const ConfigReader& c, const HfKeys& keys) {
 
 RopeSpec read_rope_hf(const ConfigReader& c, const DecoderSpec& s, double default_theta) {
   const ConfigReader params = c.section("rope_parameters");
-  const double theta = params.number_or("rope_theta", c.number_or("rope_theta", default_theta));
+  const double theta = rope_base_or(params, "rope_theta", rope_base_or(c, "rope_theta", default_theta));
   return rope_from_section(c.has("rope_parameters") ? params : c.section("rope_scaling"), theta, s.rope_dims, s.max_positions);
 }
 
@@ -207,7 +207,6 @@ int same_in_all_layers(const ConfigReader& c, const std::string& key, int64_t fa
 size_t count_layers(const ConfigReader& c, const std::string& p) {
   const int64_t n = c.integer(p + "block_count", 1, kMaxLayers), drafts = c.integer_or(p + "nextn_predict_layers", 0, 0, kMaxLayers);
   if (drafts >= n) c.error(Code::kCorrupt, "leaves no layer of the model itself", p + "nextn_predict_layers");
-  if (drafts > 0) spdlog::info("the model's {} draft layers (nextn_predict_layers) are not used by this version", drafts);
   return static_cast<size_t>(std::max<int64_t>(n - drafts, 1));
 }
 
@@ -238,7 +237,7 @@ DecoderSpec read_decoder_gguf(const ConfigReader& c, const std::string& arch, We
   const std::string ffn = p + "feed_forward_length";
   if (form.ffn_width && !c.has(ffn)) c.error(Code::kCorrupt, "is missing", ffn);
   if (form.ffn_width) s.ffn_width = same_in_all_layers(c, ffn, 1, s.layers.size(), nullptr);
-  s.eps = static_cast<float>(c.number(p + "attention.layer_norm_rms_epsilon"));
+  s.eps = eps_of(c, p + "attention.layer_norm_rms_epsilon");
   s.attention_scale = static_cast<float>(1 / std::sqrt(static_cast<double>(s.head_dim)));
   s.tied = true;
   s.max_positions = static_cast<int>(c.integer(p + "context_length", 1, kMaxPositions));

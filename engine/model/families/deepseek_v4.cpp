@@ -8,9 +8,9 @@
 #include <cmath>
 #include <numeric>
 
-#include "base/log.h"
 #include "engine/model/config_reader.h"
 #include "engine/model/families/families.h"
+#include "engine/model/families/numbers.h"
 #include "engine/model/families/rope.h"
 #include "engine/model/graph_builder.h"
 #include "kernels/packed_rows.h"
@@ -130,8 +130,8 @@ void check_quantization(const ConfigReader& c) {
 
 void ropes_from_hf(const ConfigReader& c, V4Config& out) {
   const ConfigReader params = c.section("rope_parameters");
-  const double theta = params.section("main").number_or("rope_theta", c.number_or("rope_theta", 10000));
-  const double compress_theta = params.section("compress").number_or("rope_theta", c.number_or("compress_rope_theta", 160000));
+  const double theta = rope_base_or(params.section("main"), "rope_theta", rope_base_or(c, "rope_theta", 10000));
+  const double compress_theta = rope_base_or(params.section("compress"), "rope_theta", rope_base_or(c, "compress_rope_theta", 160000));
   out.window_rope.inv_freq = rope_frequencies(theta, out.rope_dims);
   const ConfigReader scaling = params.has("compress") ? params.section("compress") : c.section("rope_scaling");
   out.compress_rope = rope_from_section(scaling, compress_theta, out.rope_dims, out.max_positions);
@@ -170,12 +170,12 @@ V4Config read_hf(const ConfigReader& c) {
   if (c.text_or("scoring_func", "sqrtsoftplus") != "sqrtsoftplus") c.error(Code::kUnsupported, "must be sqrtsoftplus", "scoring_func");
   if (c.integer_or("n_shared_experts", 1, 0, kMaxWidth) != 1) c.error(Code::kUnsupported, "must be 1", "n_shared_experts");
   o.normalize = c.flag_or("norm_topk_prob", true);
-  o.route_scale = static_cast<float>(c.number_or("routed_scaling_factor", 1));
-  for (Layer& l : o.layers) l.clamp = l.shared_clamp = static_cast<float>(c.number_or("swiglu_limit", 0));
+  o.route_scale = scale_or(c, "routed_scaling_factor", 1);
+  for (Layer& l : o.layers) l.clamp = l.shared_clamp = limit_or_none(c, "swiglu_limit");
   o.n_streams = static_cast<int>(c.integer_or("hc_mult", 4, 1, 64));
   o.sinkhorn = static_cast<int>(c.integer_or("hc_sinkhorn_iters", 20, 1, 1000));
-  o.hc_eps = static_cast<float>(c.number_or("hc_eps", 1e-6));
-  o.eps = static_cast<float>(c.number("rms_norm_eps"));
+  o.hc_eps = eps_or(c, "hc_eps", 1e-6);
+  o.eps = eps_of(c, "rms_norm_eps");
   o.tied = c.flag_or("tie_word_embeddings", false);
   ropes_from_hf(c, o);
   return o;
@@ -190,6 +190,9 @@ void clamps_from_gguf(const ConfigReader& c, const std::string& p, V4Config& o) 
     return;
   }
   for (size_t i = 0; i < o.layers.size(); ++i) {
+    for (const double limit : {exp[i], shared[i]})
+      if (limit != 0 && !(limit >= kSmallestScale && limit <= kLargestScale))
+        c.error(Code::kCorrupt, "holds a limit out of range", p + "swiglu_clamp_exp");
     o.layers[i].clamp = static_cast<float>(exp[i]);
     o.layers[i].shared_clamp = static_cast<float>(shared[i]);
   }
@@ -225,15 +228,15 @@ V4Config read_gguf(const ConfigReader& c, Weights& weights) {
     c.error(Code::kUnsupported, "must be 4 (sqrt softplus)", p + "expert_gating_func");
   if (c.integer_or(p + "expert_shared_count", 1, 0, kMaxWidth) != 1) c.error(Code::kUnsupported, "must be 1", p + "expert_shared_count");
   o.normalize = c.flag_or(p + "expert_weights_norm", false);
-  o.route_scale = static_cast<float>(c.number_or(p + "expert_weights_scale", 1));
+  o.route_scale = scale_or(c, p + "expert_weights_scale", 1);
   clamps_from_gguf(c, p, o);
   o.n_streams = static_cast<int>(c.integer_or(p + "hyper_connection.count", 4, 1, 64));
   o.sinkhorn = static_cast<int>(c.integer_or(p + "hyper_connection.sinkhorn_iterations", 20, 1, 1000));
-  o.hc_eps = static_cast<float>(c.number_or(p + "hyper_connection.epsilon", 1e-6));
-  o.eps = static_cast<float>(c.number(a + "layer_norm_rms_epsilon"));
+  o.hc_eps = eps_or(c, p + "hyper_connection.epsilon", 1e-6);
+  o.eps = eps_of(c, a + "layer_norm_rms_epsilon");
   o.tied = !weights.has("output.weight");
-  o.window_rope.inv_freq = rope_frequencies(c.number_or(p + "rope.freq_base", 10000), o.rope_dims);
-  o.compress_rope = rope_from_gguf(c, "deepseek4", c.number_or(a + "compress_rope_freq_base", 160000), o.rope_dims, o.max_positions);
+  o.window_rope.inv_freq = rope_frequencies(rope_base_or(c, p + "rope.freq_base", 10000), o.rope_dims);
+  o.compress_rope = rope_from_gguf(c, "deepseek4", rope_base_or(c, a + "compress_rope_freq_base", 160000), o.rope_dims, o.max_positions);
   o.compress_rope.mscale = 1;
   return o;
 }
@@ -590,10 +593,8 @@ Result<Graph> build(SourceFormat format, const std::string& config_json, Weights
   CARREL_TRY(config.status());
   CARREL_TRY(check_sizes(c));
   if (options.kv_dtype == DType::kPackedKv) CARREL_TRY(check_packed(c));
-  const int64_t n_drafts =
-      config.integer_or(format == SourceFormat::kGguf ? "deepseek4.nextn_predict_layers" : "num_nextn_predict_layers", 0, 0, kMaxLayers);
+  (void)config.integer_or(format == SourceFormat::kGguf ? "deepseek4.nextn_predict_layers" : "num_nextn_predict_layers", 0, 0, kMaxLayers);
   CARREL_TRY(config.status());
-  if (n_drafts > 0) spdlog::info("deepseek_v4: draft layers (mtp.*) are not used: {}", n_drafts);
   return V4Builder(&weights, std::move(c), format, options.kv_dtype).build();
 }
 

@@ -5,6 +5,7 @@
 #include "engine/model/config_reader.h"
 #include "engine/model/families/decoder.h"
 #include "engine/model/families/families.h"
+#include "engine/model/families/numbers.h"
 #include "engine/model/families/rope.h"
 
 namespace carrel {
@@ -28,10 +29,9 @@ DecoderSpec read_hf(const ConfigReader& c, Weights& weights) {
   s.prefix = find_prefix(weights);
   s.norm_offset = 1;
   s.tied = c.flag_or("tie_word_embeddings", true);
-  const double scalar = c.number_or("query_pre_attn_scalar", 256);
-  if (!(scalar > 0)) c.error(Code::kCorrupt, "must be positive", "query_pre_attn_scalar");
-  s.attention_scale = inverse_sqrt(scalar);
-  s.softcap = static_cast<float>(c.number_or("final_logit_softcapping", 0));
+  s.attention_scale =
+      inverse_sqrt(c.has("query_pre_attn_scalar") ? c.number_in("query_pre_attn_scalar", kSmallestScale, kLargestScale) : 256);
+  s.softcap = limit_or_none(c, "final_logit_softcapping");
   if (c.text_or("hidden_activation", "gelu_pytorch_tanh") != "gelu_pytorch_tanh")
     c.error(Code::kUnsupported, "must be gelu_pytorch_tanh", "hidden_activation");
   const int window = static_cast<int>(c.integer_or("sliding_window", 4096, 1, kMaxWindow));
@@ -42,9 +42,9 @@ DecoderSpec read_hf(const ConfigReader& c, Weights& weights) {
   const ConfigReader params = c.section("rope_parameters");
   const ConfigReader full = params.section("full_attention"), local = params.section("sliding_attention");
   const bool nested = params.is_object("full_attention");
-  const double theta = full.number_or("rope_theta", c.number_or("rope_theta", 1e6));
+  const double theta = rope_base_or(full, "rope_theta", rope_base_or(c, "rope_theta", 1e6));
   s.ropes.push_back(rope_from_section(nested ? full : c.section("rope_scaling"), theta, s.head_dim, s.max_positions));
-  const double local_theta = local.number_or("rope_theta", c.number_or("rope_local_base_freq", 10000));
+  const double local_theta = rope_base_or(local, "rope_theta", rope_base_or(c, "rope_local_base_freq", 10000));
   s.ropes.push_back(rope_from_section(local, local_theta, s.head_dim, s.max_positions));
   return s;
 }
@@ -53,7 +53,7 @@ DecoderSpec read_gguf(const ConfigReader& c, Weights& weights) {
   DecoderSpec s = read_decoder_gguf(c, "gemma3", weights);
   // The 27B model (62 layers) is the only one whose query scale is not the head dimension; no key says so.
   s.attention_scale = inverse_sqrt(s.layers.size() == 62 ? static_cast<double>(s.hidden) / s.n_heads : s.head_dim);
-  s.softcap = static_cast<float>(c.number_or("gemma3.final_logit_softcapping", 0));
+  s.softcap = limit_or_none(c, "gemma3.final_logit_softcapping");
   const std::string key = "gemma3.attention.sliding_window_pattern";
   const int window = static_cast<int>(c.integer_or("gemma3.attention.sliding_window", 0, 0, kMaxWindow));
   if (c.is_array(key)) {
@@ -63,9 +63,9 @@ DecoderSpec read_gguf(const ConfigReader& c, Weights& weights) {
   } else {
     set_pattern(s, window, static_cast<int>(c.integer_or(key, kPattern, 1, 1024)));
   }
-  s.ropes.push_back(rope_from_gguf(c, "gemma3", c.number_or("gemma3.rope.freq_base", 1e6), s.head_dim, s.max_positions));
+  s.ropes.push_back(rope_from_gguf(c, "gemma3", rope_base_or(c, "gemma3.rope.freq_base", 1e6), s.head_dim, s.max_positions));
   RopeSpec local;
-  local.inv_freq = rope_frequencies(c.number_or("gemma3.rope.freq_base_swa", 10000), s.head_dim);
+  local.inv_freq = rope_frequencies(rope_base_or(c, "gemma3.rope.freq_base_swa", 10000), s.head_dim);
   s.ropes.push_back(local);
   return s;
 }

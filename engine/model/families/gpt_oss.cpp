@@ -7,6 +7,7 @@
 
 #include "engine/model/families/decoder_parts.h"
 #include "engine/model/families/families.h"
+#include "engine/model/families/numbers.h"
 #include "engine/model/families/rope.h"
 
 namespace carrel {
@@ -95,8 +96,7 @@ DecoderSpec read_hf(const ConfigReader& c, Weights& weights) {
   s.expert_width = static_cast<int>(c.integer("intermediate_size", 1, kMaxWidth));
   s.route.n_experts = static_cast<int>(c.integer("num_local_experts", 1, kMaxWidth));
   s.route.top_k = static_cast<int>(c.integer(c.has("num_experts_per_tok") ? "num_experts_per_tok" : "experts_per_token", 1, kMaxWidth));
-  s.expert_limit = static_cast<float>(c.number_or("swiglu_limit", kDefaultLimit));
-  if (!(s.expert_limit > 0)) c.error(Code::kUnsupported, "must be positive", "swiglu_limit");
+  s.expert_limit = scale_or(c, "swiglu_limit", kDefaultLimit);
   if (c.number_or("swiglu_alpha", kAlpha) != kAlpha) c.error(Code::kUnsupported, "must be 1.702", "swiglu_alpha");
   s.ropes.push_back(read_rope_hf(c, s, 150000));
   require_text(c, "hidden_act", "silu");
@@ -113,7 +113,7 @@ DecoderSpec read_gguf(const ConfigReader& c, Weights& weights) {
   s.route.n_experts = static_cast<int>(c.integer(p + "expert_count", 1, kMaxWidth));
   s.route.top_k = static_cast<int>(c.integer(p + "expert_used_count", 1, kMaxWidth));
   s.expert_limit = static_cast<float>(kDefaultLimit);
-  s.ropes.push_back(rope_from_gguf(c, arch, c.number_or(p + "rope.freq_base", 10000), s.head_dim, s.max_positions, /*truncate=*/false));
+  s.ropes.push_back(rope_from_gguf(c, arch, rope_base_or(c, p + "rope.freq_base", 10000), s.head_dim, s.max_positions, /*truncate=*/false));
   return s;
 }
 

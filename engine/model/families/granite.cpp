@@ -8,6 +8,7 @@
 
 #include "engine/model/families/decoder_parts.h"
 #include "engine/model/families/families.h"
+#include "engine/model/families/numbers.h"
 #include "engine/model/families/recurrent.h"
 #include "engine/model/families/rope.h"
 
@@ -83,12 +84,6 @@ void check_sizes(const ConfigReader& c, const SsmSizes& m, const char* key) {
     c.error(Code::kCorrupt, "heads times dimensions are out of range", key);
 }
 
-float scale_of(const ConfigReader& c, const std::string& key) {
-  const double v = c.number(key);
-  if (!(v > 0)) c.error(Code::kUnsupported, "must be positive", key);
-  return static_cast<float>(v);
-}
-
 SsmSizes read_mixer_hf(const ConfigReader& c, int hidden) {
   SsmSizes m;
   const auto count = [&](const char* key, int64_t fallback) { return static_cast<int>(c.integer_or(key, fallback, 1, kMaxWidth)); };
@@ -143,7 +138,8 @@ DecoderSpec read_hf(const ConfigReader& c, Weights& weights, SsmSizes& m) {
   s.logit_scale = 1 / scale_of(c, "logits_scaling");
   s.attention_biases = c.flag_or("attention_bias", false) ? Biases::kAlways : Biases::kNever;
   const bool rope = c.text_or("position_embedding_type", "nope") == "rope";
-  if (rope) s.ropes.push_back(read_rope_hf(c, s, 10000));
+  const RopeSpec table = read_rope_hf(c, s, 10000);  // checked where it is not used, too
+  if (rope) s.ropes.push_back(table);
   for (DecoderLayer& l : s.layers) l.rope = rope ? 0 : kNoRope;
   require_text(c, "hidden_act", "silu");
   require_text(c, "normalization_function", "rmsnorm");
@@ -184,7 +180,8 @@ DecoderSpec read_gguf(const ConfigReader& c, Weights& weights, SsmSizes& m) {
   s.logit_scale = 1 / scale_of(c, p + "logit_scale");
   s.unpair = true;
   const bool rope = c.flag_or(p + "rope.scaling.finetuned", true);
-  if (rope) s.ropes.push_back(rope_from_gguf(c, arch, c.number_or(p + "rope.freq_base", 10000), s.head_dim, s.max_positions));
+  const RopeSpec table = rope_from_gguf(c, arch, rope_base_or(c, p + "rope.freq_base", 10000), s.head_dim, s.max_positions);
+  if (rope) s.ropes.push_back(table);
   for (DecoderLayer& l : s.layers) l.rope = rope ? 0 : kNoRope;
   return s;
 }

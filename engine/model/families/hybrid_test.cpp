@@ -129,7 +129,7 @@ TEST(Hybrids, GraniteOfAttentionAloneNeedsNoMixer) {
   Files files = files_of("models/granitemoehybrid_dense");
   files = renamed(files, [](std::string name) {
     if (name.starts_with("model.layers.1.")) return "model.layers.0." + name.substr(15);
-    if (name.starts_with("model.layers.0.")) return "unused." + name;
+    if (name.starts_with("model.layers.")) return "vision_tower." + name;  // what is left out with a reason
     return name;
   });
   Json c = Json::parse(files.config);
@@ -234,7 +234,7 @@ TEST(Hybrids, WhatWasNotTriedIsRefusedByName) {
       {"qwen3_5_text", "mamba_ssm_dtype", "\"bfloat16\"", "config mamba_ssm_dtype: 'bfloat16'"},
       {"qwen3_5_text", "linear_num_value_heads", "5", "config linear_num_value_heads: the key heads do not divide"},
       {"gpt_oss", "swiglu_alpha", "1.5", "config swiglu_alpha: must be 1.702"},
-      {"gpt_oss", "swiglu_limit", "0", "config swiglu_limit: must be positive"},
+      {"gpt_oss", "swiglu_limit", "0", "config swiglu_limit: is 0; must be a number from 1e-06 to 1e+06"},
       {"gpt_oss", "hidden_act", "\"gelu\"", "config hidden_act: 'gelu'"},
       {"gpt_oss", "attention_bias", "false", "config attention_bias: must be true"},
       {"gpt_oss", "quantization_config", R"({"quant_method": "gptq"})", "config quantization_config.quant_method: 'gptq'"},
@@ -243,7 +243,7 @@ TEST(Hybrids, WhatWasNotTriedIsRefusedByName) {
       {"granitemoehybrid", "mamba_n_groups", "3", "config mamba_n_heads: the groups do not divide"},
       {"granitemoehybrid", "mamba_d_head", "32", "config mamba_d_head: times mamba_n_heads is not"},
       {"granitemoehybrid", "hidden_act", "\"gelu\"", "config hidden_act: 'gelu'"},
-      {"granitemoehybrid", "logits_scaling", "0", "config logits_scaling: must be positive"},
+      {"granitemoehybrid", "logits_scaling", "0", "config logits_scaling: is 0; must be a number from 1e-06 to 1e+06"},
   };
   for (const Setting& s : settings) {
     Files files = files_of(std::string("models/") + s.model);

@@ -4,6 +4,7 @@
 
 #include "engine/model/families/decoder_parts.h"
 #include "engine/model/families/families.h"
+#include "engine/model/families/numbers.h"
 #include "engine/model/families/recurrent.h"
 #include "engine/model/families/rope.h"
 
@@ -76,7 +77,7 @@ void read_experts_hf(const ConfigReader& c, DecoderSpec& s) {
   s.route.n_experts = static_cast<int>(c.integer("num_experts", 1, kMaxWidth));
   s.route.top_k = static_cast<int>(c.integer("num_experts_per_tok", 1, kMaxWidth));
   s.expert_width = static_cast<int>(c.integer("moe_intermediate_size", 1, kMaxWidth));
-  s.route.scale = static_cast<float>(c.number_or("routed_scaling_factor", 1));
+  s.route.scale = scale_or(c, "routed_scaling_factor", 1);
   require_flag(c, "use_expert_bias", true);
   require_flag(c, "norm_topk_prob", true);
   dense_until(c.integer_or("num_dense_layers", 2, 0, kMaxWidth), s);
@@ -100,7 +101,7 @@ DecoderSpec read_hf(const ConfigReader& root, const ConfigReader& c, Weights& we
   read_layers_hf(c, s);
   kernel = static_cast<int>(c.integer_or("conv_L_cache", 3, 2, kMaxTaps));
   require_flag(c, "conv_bias", false);
-  s.ropes.push_back(read_rope_hf(c, s, c.number_or("theta", 1e6)));
+  s.ropes.push_back(read_rope_hf(c, s, rope_base_or(c, "theta", 1e6)));
   require_text(c, "hidden_act", "silu");
   if (c.text_or("model_type", root.text("model_type")) == "lfm2_moe") {
     read_experts_hf(c, s);
@@ -114,12 +115,12 @@ DecoderSpec read_gguf(const ConfigReader& c, Weights& weights, int& kernel) {
   const std::string arch = c.text("general.architecture"), p = arch + ".";
   DecoderSpec s = read_decoder_gguf(c, arch, weights, {.recurrent_by_kv_heads = true});
   kernel = static_cast<int>(c.integer(p + "shortconv.l_cache", 2, kMaxTaps));
-  s.ropes.push_back(rope_from_gguf(c, arch, c.number_or(p + "rope.freq_base", 10000), s.head_dim, s.max_positions));
+  s.ropes.push_back(rope_from_gguf(c, arch, rope_base_or(c, p + "rope.freq_base", 10000), s.head_dim, s.max_positions));
   if (arch != "lfm2moe") return s;
   s.route.n_experts = static_cast<int>(c.integer(p + "expert_count", 1, kMaxWidth));
   s.route.top_k = static_cast<int>(c.integer(p + "expert_used_count", 1, kMaxWidth));
   s.expert_width = static_cast<int>(c.integer(p + "expert_feed_forward_length", 1, kMaxWidth));
-  s.route.scale = static_cast<float>(c.number_or(p + "expert_weights_scale", 1));
+  s.route.scale = scale_or(c, p + "expert_weights_scale", 1);
   if (c.integer_or(p + "expert_gating_func", 1, 0, 100) != 2) c.error(Code::kUnsupported, "must be 2 (sigmoid)", p + "expert_gating_func");
   dense_until(c.integer_or(p + "leading_dense_block_count", 0, 0, kMaxWidth), s);
   return s;

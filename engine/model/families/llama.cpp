@@ -3,6 +3,7 @@
 #include "engine/model/config_reader.h"
 #include "engine/model/families/decoder.h"
 #include "engine/model/families/families.h"
+#include "engine/model/families/numbers.h"
 #include "engine/model/families/rope.h"
 
 namespace carrel {
@@ -28,7 +29,7 @@ Result<Graph> build(SourceFormat format, const std::string& config_json, Weights
     s.unpair = true;
     if (c.integer_or("llama.expert_count", 0, 0, 1 << 20) > 0)
       c.error(Code::kUnsupported, "experts are not part of this family", "llama.expert_count");
-    s.ropes.push_back(rope_from_gguf(c, "llama", c.number_or("llama.rope.freq_base", 10000), s.head_dim, s.max_positions));
+    s.ropes.push_back(rope_from_gguf(c, "llama", rope_base_or(c, "llama.rope.freq_base", 10000), s.head_dim, s.max_positions));
     CARREL_TRY(c.status());
     CARREL_TRY(divide_by_rope_freqs(weights, s.ropes[0]));
   } else {

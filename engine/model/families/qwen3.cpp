@@ -5,6 +5,7 @@
 #include "engine/model/config_reader.h"
 #include "engine/model/families/decoder.h"
 #include "engine/model/families/families.h"
+#include "engine/model/families/numbers.h"
 #include "engine/model/families/rope.h"
 
 namespace carrel {
@@ -48,7 +49,7 @@ Result<Graph> build(SourceFormat format, const std::string& config_json, Weights
   if (format == SourceFormat::kGguf) {
     const std::string arch = c.text("general.architecture");
     s = read_decoder_gguf(c, arch, weights);
-    s.ropes.push_back(rope_from_gguf(c, arch, c.number_or(arch + ".rope.freq_base", 10000), s.head_dim, s.max_positions));
+    s.ropes.push_back(rope_from_gguf(c, arch, rope_base_or(c, arch + ".rope.freq_base", 10000), s.head_dim, s.max_positions));
     if (arch == "qwen3moe") read_experts_gguf(c, s);
   } else {
     s = read_decoder_hf(c);

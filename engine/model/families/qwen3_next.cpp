@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "base/log.h"
 #include "engine/model/families/decoder_parts.h"
 #include "engine/model/families/families.h"
+#include "engine/model/families/numbers.h"
 #include "engine/model/families/recurrent.h"
 #include "engine/model/families/rope.h"
 
@@ -177,7 +177,6 @@ DecoderSpec read_hf(const ConfigReader& root, const ConfigReader& c, Weights& we
   require_text(c, "mamba_ssm_dtype", "float32");
   require_flag(c, "attention_bias", false);
   require_flag(c, "attn_output_gate", true);
-  if (c.integer_or("mtp_num_hidden_layers", 0, 0, kMaxWidth) > 0) spdlog::info("{}: draft layers (mtp.*) are not used", type);
   return s;
 }
 
@@ -206,7 +205,7 @@ DecoderSpec read_gguf(const ConfigReader& c, Weights& weights, DeltaSizes& d, La
     s.shared_width = count("expert_shared_feed_forward_length");
     for (DecoderLayer& l : s.layers) l.moe = true;
   }
-  s.ropes.push_back(rope_from_gguf(c, arch, c.number_or(p + "rope.freq_base", 10000), s.rope_dims, s.max_positions));
+  s.ropes.push_back(rope_from_gguf(c, arch, rope_base_or(c, p + "rope.freq_base", 10000), s.rope_dims, s.max_positions));
   return s;
 }
 

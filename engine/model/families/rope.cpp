@@ -5,6 +5,8 @@
 #include <cmath>
 #include <numbers>
 
+#include "engine/model/families/numbers.h"
+
 namespace carrel {
 
 namespace {
@@ -38,8 +40,8 @@ std::vector<double> llama3_frequencies(double theta, int dims, const Llama3Param
 
 double positive(const ConfigReader& c, const std::string& key, double fallback) {
   const double v = c.number_or(key, fallback);
-  if (v > 0) return v;
-  c.error(Code::kCorrupt, "must be positive", key);
+  if (v >= kSmallestScale && v <= kLargestRopeBase) return v;
+  c.error(Code::kCorrupt, "is 0, negative or absurd", key);
   return 1;
 }
 
