@@ -219,6 +219,42 @@ TEST_P(Hostile, LyingLengths) {
   }
 }
 
+// What the parser itself refuses, so that a rebuilt index holds nothing absurd: no tag is looked at there.
+TEST_P(Hostile, HeadersThatMakeNoSense) {
+  const Bytes good = sealed(sample("sense", {5000, 64}));
+  struct Lie {
+    size_t at, n_bytes;
+    uint64_t value;
+    const char* says;
+  };
+  const Lie lies[] = {{12, 4, get<uint32_t>(good, 12) | 2, "flags"},
+                      {44, 4, 0, "states 0 tokens"},
+                      {44, 4, 63, "differ in number"},
+                      {44, 4, 193, "states 193 tokens up to position 192"},
+                      {48, 8, 63, "up to position 63"},
+                      {48, 8, UINT64_MAX, "up to position -1"},
+                      {216, 1, '/', "namespace id"},
+                      {218, 1, 0, "namespace id"},
+                      {216 + 40, 1, 'a', "namespace id"},
+                      {samples::segment_at(0) + 16, 2, 1, "do not lie where"},
+                      {samples::segment_at(1) + 8, 8, 31, "a segment of 31 bytes"},
+                      {samples::segment_at(2) + 16, 2, 0, "ascending"},
+                      {samples::segment_at(1) + 16, 2, 9, "ascending"},
+                      {samples::segment_at(1) + 19, 1, 1, "do not lie where"}};
+  for (const Lie& lie : lies) {
+    Bytes bad = good;
+    std::memcpy(bad.data() + lie.at, &lie.value, lie.n_bytes);
+    ASSERT_TRUE(samples::repair(bad));
+    const auto r = parse_extent_header(bad);
+    ASSERT_FALSE(r) << lie.says;
+    EXPECT_EQ(r.error().code, Code::kCorrupt);
+    EXPECT_NE(r.error().message.find(lie.says), std::string::npos) << r.error().text();
+  }
+  Bytes longer = good;
+  longer.resize(good.size() + kExtentUnitBytes);
+  EXPECT_NE(ExtentView::parse(longer).error().message.find("and states"), std::string::npos);
+}
+
 TEST_P(Hostile, RowsThatAreNotWhatWasComputed) {
   Sample s = sample("rows", {5000});
   s.parts[0].digest[0] ^= std::byte{1};
@@ -254,7 +290,10 @@ TEST(HostileKeys, AnUnsealedExtentIsNotTakenForASealedOne) {
   for (const auto& [bytes, with] : {std::pair<Bytes*, const ExtentKey*>{&plain, &key}, {&sealed, nullptr}}) {
     const auto view = ExtentView::parse(*bytes);
     ASSERT_TRUE(view);
-    EXPECT_EQ(open_part(*view, 0, with, rows, nullptr).error().code, Code::kCorrupt);
+    const Status r = open_part(*view, 0, with, rows, nullptr);
+    ASSERT_FALSE(r);
+    EXPECT_EQ(r.error().code, Code::kCorrupt);
+    EXPECT_TRUE(r.error().message.starts_with(with != nullptr ? "is not encrypted" : "is encrypted")) << r.error().text();
     EXPECT_EQ(rows, Bytes(500));
     EXPECT_EQ(open_tokens(*view, with).error().code, Code::kCorrupt);
     EXPECT_EQ(check_extent(*bytes, with, s.identity).error().code, Code::kCorrupt);
