@@ -7,12 +7,15 @@
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <filesystem>
+
+#include "base/block_queue.h"
 
 namespace carrel {
 namespace {
@@ -28,7 +31,7 @@ std::unexpected<Error> sys_fail(const char* what, const std::string& path) {
 
 class RealFile final : public File {
  public:
-  RealFile(int fd, std::string path) : fd_(fd), path_(std::move(path)) {}
+  RealFile(int fd, std::string path, bool direct) : fd_(fd), path_(std::move(path)), direct_(direct) {}
   ~RealFile() override {
     if (map_ != nullptr) ::munmap(map_, map_bytes_);
     ::close(fd_);
@@ -38,7 +41,7 @@ class RealFile final : public File {
     size_t done = 0;
     while (done < out.size()) {
       const ssize_t n = ::pread(fd_, out.data() + done, out.size() - done, static_cast<off_t>(offset + done));
-      if (n < 0 && errno == EINTR) continue;
+      if (n < 0 && (errno == EINTR || retry_cached())) continue;
       if (n < 0) return sys_fail("cannot read", path_);
       if (n == 0) break;
       done += static_cast<size_t>(n);
@@ -49,7 +52,7 @@ class RealFile final : public File {
     size_t done = 0;
     while (done < bytes.size()) {
       const ssize_t n = ::pwrite(fd_, bytes.data() + done, bytes.size() - done, static_cast<off_t>(offset + done));
-      if (n < 0 && errno == EINTR) continue;
+      if (n < 0 && (errno == EINTR || retry_cached())) continue;
       if (n < 0) return sys_fail("cannot write", path_);
       done += static_cast<size_t>(n);
     }
@@ -76,34 +79,53 @@ class RealFile final : public File {
     map_bytes_ = size;
     return {static_cast<const std::byte*>(p), size};
   }
+  Status reserve(uint64_t size) override {
+    CARREL_ASSIGN(const uint64_t now, this->size());
+    if (now >= size) return {};
+    int r = 0;
+    do r = ::fallocate(fd_, 0, static_cast<off_t>(now), static_cast<off_t>(size - now));
+    while (r != 0 && errno == EINTR);
+    if (r == 0) return {};
+    if (errno == EOPNOTSUPP || errno == ENOSYS) return truncate(size);
+    auto failure = sys_fail("cannot reserve space", path_);
+    (void)::ftruncate(fd_, static_cast<off_t>(now));  // a part may have been reserved
+    return failure;
+  }
+  int descriptor() const override { return fd_; }
+  bool direct() const override { return direct_; }
+  void leave_direct() override {
+    const int flags = ::fcntl(fd_, F_GETFL);
+    if (flags >= 0 && ::fcntl(fd_, F_SETFL, flags & ~O_DIRECT) == 0) direct_ = false;
+  }
 
  private:
+  bool retry_cached() {
+    const int e = errno;
+    const bool retry = e == EINVAL && direct_;
+    if (retry) leave_direct();
+    errno = e;
+    return retry && !direct_;
+  }
+
   int fd_;
   std::string path_;
+  std::atomic<bool> direct_;
   void* map_ = nullptr;
   size_t map_bytes_ = 0;
 };
 
 class RealEnv final : public Env {
  public:
-  Result<std::unique_ptr<File>> open(const std::string& path, Open mode) override {
-    int flags = O_CLOEXEC | O_NOCTTY | O_NONBLOCK;  // a pipe without a writer must not hold the caller; plain files do not mind
-    if (mode == Open::kRead) flags |= O_RDONLY;
-    if (mode == Open::kReadWrite) flags |= O_RDWR;
-    if (mode == Open::kCreate) flags |= O_RDWR | O_CREAT;
-    if (mode == Open::kCreateNew) flags |= O_RDWR | O_CREAT | O_EXCL;
-    const int fd = ::open(path.c_str(), flags, 0600);
-    if (fd < 0) return sys_fail("cannot open", path);
-    struct stat s;
-    if (::fstat(fd, &s) != 0) {
-      auto failure = sys_fail("cannot stat", path);
-      ::close(fd);
-      return failure;
-    }
-    if (S_ISREG(s.st_mode)) return std::make_unique<RealFile>(fd, path);
-    ::close(fd);
-    return fail(Code::kInvalidArgument,
-                S_ISDIR(s.st_mode) ? "is a folder, not a file" : "is a pipe, socket or device; put a plain file in its place", path);
+  Result<std::unique_ptr<File>> open(const std::string& path, Open mode) override { return open_with(path, mode, 0, false); }
+  Result<std::unique_ptr<File>> open_blocks(const std::string& path, Open mode) override { return open_with(path, mode, O_NOFOLLOW, true); }
+  std::unique_ptr<BlockQueue> block_queue(size_t depth, bool plain) override {
+    auto queue = plain ? nullptr : uring_block_queue(this, depth);
+    return queue ? std::move(queue) : plain_block_queue(this, depth);
+  }
+  Result<uint64_t> free_bytes(const std::string& dir) override {
+    struct statvfs s;
+    if (::statvfs(dir.c_str(), &s) != 0) return sys_fail("cannot ask for free space", dir);
+    return static_cast<uint64_t>(s.f_bavail) * s.f_frsize;
   }
   Status rename(const std::string& from, const std::string& to) override {
     if (::rename(from.c_str(), to.c_str()) != 0) return sys_fail("cannot rename", from);
@@ -180,6 +202,31 @@ class RealEnv final : public Env {
   }
 
  private:
+  static Result<std::unique_ptr<File>> open_with(const std::string& path, Open mode, int extra_flags, bool direct) {
+    int flags =
+        O_CLOEXEC | O_NOCTTY | O_NONBLOCK | extra_flags;  // a pipe without a writer must not hold the caller; plain files do not mind
+    if (mode == Open::kRead) flags |= O_RDONLY;
+    if (mode == Open::kReadWrite) flags |= O_RDWR;
+    if (mode == Open::kCreate) flags |= O_RDWR | O_CREAT;
+    if (mode == Open::kCreateNew) flags |= O_RDWR | O_CREAT | O_EXCL;
+    const int fd = ::open(path.c_str(), flags, 0600);
+    if (fd < 0 && errno == ELOOP && (extra_flags & O_NOFOLLOW) != 0)
+      return fail(Code::kDenied, "is a symbolic link; put a plain file in its place", path);
+    if (fd < 0) return sys_fail("cannot open", path);
+    struct stat s;
+    if (::fstat(fd, &s) != 0) {
+      auto failure = sys_fail("cannot stat", path);
+      ::close(fd);
+      return failure;
+    }
+    if (S_ISREG(s.st_mode)) {
+      direct = direct && ::fcntl(fd, F_SETFL, (flags & ~(O_CREAT | O_EXCL)) | O_DIRECT) == 0;
+      return std::make_unique<RealFile>(fd, path, direct);
+    }
+    ::close(fd);
+    return fail(Code::kInvalidArgument,
+                S_ISDIR(s.st_mode) ? "is a folder, not a file" : "is a pipe, socket or device; put a plain file in its place", path);
+  }
   static int64_t now_ns(clockid_t id) {
     timespec t;
     ::clock_gettime(id, &t);
@@ -188,6 +235,10 @@ class RealEnv final : public Env {
 };
 
 }  // namespace
+
+std::unique_ptr<BlockQueue> Env::block_queue(size_t depth, bool /*plain*/) {
+  return plain_block_queue(this, depth);
+}
 
 Env* Env::real() {
   static RealEnv env;

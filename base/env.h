@@ -33,15 +33,34 @@ class File {
     (void)size;
     return {};
   }
+  /// The file is at least `size` bytes long and its blocks exist, so that a later write below it finds space. kExhausted: the disk is full.
+  virtual Status reserve(uint64_t size) {
+    CARREL_ASSIGN(const uint64_t now, this->size());
+    return now >= size ? Status{} : truncate(size);
+  }
+  /// The system's descriptor, for block queues; -1 where there is none.
+  virtual int descriptor() const { return -1; }
+  /// Goes past the page cache: offsets, lengths and buffers are multiples of 4 KiB.
+  virtual bool direct() const { return false; }
+  /// From now on through the page cache, for a file system that took O_DIRECT and then refuses the access.
+  virtual void leave_direct() {}
 };
 
 enum class Open { kRead, kReadWrite, kCreate /* read-write, made when absent */, kCreateNew /* fails when present */ };
+
+class BlockQueue;
 
 class Env {
  public:
   virtual ~Env() = default;
 
   virtual Result<std::unique_ptr<File>> open(const std::string& path, Open mode) = 0;
+  /// As open, but never through a symbolic link (kDenied), and past the page cache where the file system can: File::direct.
+  virtual Result<std::unique_ptr<File>> open_blocks(const std::string& path, Open mode) { return open(path, mode); }
+  /// For at most `depth` operations at once. plain: without io_uring even where the kernel has it.
+  virtual std::unique_ptr<BlockQueue> block_queue(size_t depth, bool plain);
+  /// Space that this process could still fill on the file system of the folder; an environment without a limit says 2^63.
+  virtual Result<uint64_t> free_bytes(const std::string& /*dir*/) { return uint64_t{1} << 63; }
   virtual Status rename(const std::string& from, const std::string& to) = 0;
   virtual Status remove(const std::string& path) = 0;
   virtual Status remove_all(const std::string& path) = 0;

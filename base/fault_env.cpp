@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <thread>
+
+#include "base/block_queue.h"
 
 namespace carrel {
 
@@ -56,7 +59,9 @@ struct FaultEnv::Names {
         files.erase(op.path);
         files[op.to] = op.node;
         break;
-      case NameOp::Kind::kMoveDir: move_dir(op.path, op.to); break;
+      case NameOp::Kind::kMoveDir:
+        move_dir(op.path, op.to);
+        break;
     }
   }
 
@@ -123,7 +128,10 @@ class FaultEnv::Handle final : public File {
   Status change(Change c) CARREL_REQUIRES(env_->mutex_) {
     if (!writable_) return fail(Code::kIo, "is open for reading only", path_);
     const bool was_crashed = env_->crashed_;
-    const Status s = enter(Call::kGrow);
+    const uint64_t end = c.offset + c.bytes.size(), now = node_->live.size();
+    Status s = enter(Call::kGrow);
+    if (s && end > now && env_->space_bytes_ != UINT64_MAX && env_->used_bytes() + (end - now) > env_->space_bytes_)
+      s = fail(Code::kExhausted, "no space left on the limited device", path_);
     if (s || (env_->crashed_ && !was_crashed)) {  // the write that the crash interrupts may be on its way
       c.apply(node_->live);
       node_->changes.push_back(std::move(c));
@@ -161,6 +169,99 @@ Status FaultEnv::enter(Call call, const std::string& path, Fault* soft) {
 void FaultEnv::record(NameOp op) {
   live_->apply(op);
   ops_.push_back(std::move(op));
+}
+
+bool FaultEnv::hangs_next() const {
+  return fail_call_ == calls_ + 1 && fault_ == Fault::kHang;
+}
+
+uint64_t FaultEnv::used_bytes() const {
+  uint64_t sum = 0;
+  for (const auto& [path, node] : live_->files) sum += node->live.size();
+  return sum;
+}
+
+void FaultEnv::set_hang_ms(int64_t ms) {
+  MutexLock lock(mutex_);
+  hang_ms_ = ms;
+}
+
+void FaultEnv::limit_space(uint64_t total_bytes) {
+  MutexLock lock(mutex_);
+  space_bytes_ = total_bytes;
+}
+
+Result<uint64_t> FaultEnv::free_bytes(const std::string& dir) {
+  MutexLock lock(mutex_);
+  CARREL_TRY(enter(Call::kLook, dir));
+  if (space_bytes_ == UINT64_MAX) return uint64_t{1} << 63;
+  const uint64_t used = used_bytes();
+  return used >= space_bytes_ ? 0 : space_bytes_ - used;
+}
+
+class FaultEnv::Queue final : public BlockQueue {
+ public:
+  Queue(FaultEnv* env, size_t depth) : env_(env), depth_(depth) {}
+
+  Status submit(uint64_t id, BlockOp op) override {
+    if (pending_.size() >= depth_) return fail(Code::kUnavailable, "too many operations are under way");
+    MutexLock lock(env_->mutex_);
+    const bool hangs = env_->hangs_next();
+    CARREL_TRY(env_->enter(Call::kLook, "a submission"));
+    pending_.push_back({id, std::move(op), hangs ? release_ns() : 0, {}});
+    return {};
+  }
+
+  Result<std::vector<BlockDone>> wait(int64_t deadline_ns) override {
+    std::vector<BlockDone> done;
+    for (;;) {
+      const int64_t now = env_->mono_ns();
+      for (size_t i = pending_.size(); i-- > 0;) {
+        Pending& p = pending_[i];
+        if (p.release_ns > now || !complete(p)) continue;
+        done.push_back({p.id, *std::move(p.result)});
+        pending_.erase(pending_.begin() + static_cast<std::ptrdiff_t>(i));
+      }
+      if (!done.empty() || pending_.empty() || now >= deadline_ns) return done;
+      int64_t next = deadline_ns;
+      for (const Pending& p : pending_) next = std::min(next, p.release_ns);
+      env_->advance_ms((next - now + 999'999) / 1'000'000);
+    }
+  }
+
+  size_t n_under_way() const override { return pending_.size(); }
+  const char* name() const override { return "faulty"; }
+
+ private:
+  struct Pending {
+    uint64_t id;
+    BlockOp op;
+    int64_t release_ns;  // hangs until then
+    std::optional<Result<size_t>> result;
+  };
+
+  int64_t release_ns() const CARREL_REQUIRES(env_->mutex_) {
+    return env_->hang_ms_ > (INT64_MAX - env_->mono_ns_) / 1'000'000 ? INT64_MAX : env_->mono_ns_ + env_->hang_ms_ * 1'000'000;
+  }
+
+  // False: it has happened, and nobody is told yet.
+  bool complete(Pending& p) {
+    if (p.result) return true;
+    {
+      MutexLock lock(env_->mutex_);
+      if (env_->hangs_next()) p.release_ns = release_ns();
+    }
+    p.result = execute(p.op);
+    return p.release_ns <= env_->mono_ns();
+  }
+
+  FaultEnv* env_;
+  const size_t depth_;
+  std::vector<Pending> pending_;
+};
+
+std::unique_ptr<BlockQueue> FaultEnv::block_queue(size_t depth, bool /*plain*/) {
+  return std::make_unique<Queue>(this, depth);
 }
 
 void FaultEnv::fail_at(uint64_t nth_call, Fault fault) {

@@ -6,6 +6,10 @@
 // change in their order up to a random point. A renamed folder takes along what its own sync_dir made durable. Handles from before a
 // power loss fail for ever.
 //
+// Block queues: a submission is one call, a completion is another; what the operation does happens at its completion, and completions come
+// in the opposite order. An operation that hangs happens when the clock has moved far enough, or (kHang at its completion) has happened and
+// says so only then; waiting for it moves the clock.
+//
 // Counting: every call that touches a file or folder is one call; those that change something are also one mutation.
 // Threads: any; one mutex guards everything. Never linked into the product's own paths: nothing outside tests makes one.
 #pragma once
@@ -20,7 +24,7 @@ namespace carrel {
 
 class FaultEnv final : public Env {
  public:
-  enum class Fault { kIo, kNoSpace, kShortRead };
+  enum class Fault { kIo, kNoSpace, kShortRead, kHang /* block queues: late by set_hang_ms */ };
   enum class Loss { kUnsynced /* power loss, nothing unsynced survives */, kNone /* the process died, the machine did not */, kRandom };
 
   explicit FaultEnv(uint64_t seed = 1);
@@ -40,12 +44,19 @@ class FaultEnv final : public Env {
   /// Changes one stored bit behind everyone's back, durably.
   Status flip_bit(const std::string& path, uint64_t bit);
 
+  /// How late an operation is that hangs from now on; without this, for ever.
+  void set_hang_ms(int64_t ms);
+  /// All files together may hold so many bytes; what would grow beyond fails with kExhausted. UINT64_MAX: no limit.
+  void limit_space(uint64_t total_bytes);
+
   /// Both clocks go on.
   void advance_ms(int64_t ms);
   /// Somebody sets the wall clock; the monotonic one does not notice.
   void jump_wall_ms(int64_t ms);
 
   Result<std::unique_ptr<File>> open(const std::string& path, Open mode) override;
+  std::unique_ptr<BlockQueue> block_queue(size_t depth, bool plain) override;
+  Result<uint64_t> free_bytes(const std::string& dir) override;
   Status rename(const std::string& from, const std::string& to) override;
   Status remove(const std::string& path) override;
   Status remove_all(const std::string& path) override;
@@ -65,9 +76,12 @@ class FaultEnv final : public Env {
   struct NameOp;  // one change of a name that its folder has not synced
   struct Names;   // path → Node, and the set of folders
   class Handle;
+  class Queue;
 
   enum class Call { kLook, kChange, kGrow /* a change that needs space */ };
   Status enter(Call call, const std::string& path, Fault* soft = nullptr) CARREL_REQUIRES(mutex_);
+  bool hangs_next() const CARREL_REQUIRES(mutex_);
+  uint64_t used_bytes() const CARREL_REQUIRES(mutex_);
   void record(NameOp op) CARREL_REQUIRES(mutex_);
   void lose(Node& node, Loss loss) CARREL_REQUIRES(mutex_);
 
@@ -83,6 +97,8 @@ class FaultEnv final : public Env {
   uint64_t crash_mutation_ CARREL_GUARDED_BY(mutex_) = 0;  // 0: none
   Fault fault_ CARREL_GUARDED_BY(mutex_) = Fault::kIo;
   bool crashed_ CARREL_GUARDED_BY(mutex_) = false;
+  int64_t hang_ms_ CARREL_GUARDED_BY(mutex_) = INT64_MAX;
+  uint64_t space_bytes_ CARREL_GUARDED_BY(mutex_) = UINT64_MAX;
   int64_t wall_ms_ CARREL_GUARDED_BY(mutex_) = 1'800'000'000'000;
   int64_t mono_ns_ CARREL_GUARDED_BY(mutex_) = 1'000'000'000;
 };

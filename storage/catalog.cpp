@@ -2,6 +2,7 @@
 #include "storage/catalog.h"
 
 #include <algorithm>
+#include <set>
 
 #include "base/log.h"
 #include "storage/api_key.h"
@@ -134,28 +135,31 @@ Status Catalog::Impl::adopt_pepper(Db& db) {
               path);
 }
 
-// Secrets without a tenant are what a crash left: destroyed. Tenants without a secret are what a restore left (backups hold no
-// secrets): they get a new namespace, and with it an empty cache.
+// Secrets without a tenant are what a crash left: destroyed. Tenants without a hash secret are what a restore left (backups hold no
+// secrets): they get a new namespace, and with it an empty cache. A data key is made when it is needed.
 Status Catalog::Impl::sweep_namespaces(Db& db) {
-  std::map<std::string, std::string> expected;  // path → tenant
+  std::map<std::string, std::string> tenants;  // namespace id → tenant
+  std::set<std::string> expected;              // paths
   {
     CARREL_ASSIGN(Statement rows, db.query("SELECT name, namespace_id FROM tenants WHERE removed_ms IS NULL"));
     for (;;) {
       CARREL_ASSIGN(const bool more, rows.step());
       if (!more) break;
-      expected[secrets.namespace_path(rows.text(1))] = rows.text(0);
+      const std::string id = rows.text(1);
+      tenants[id] = rows.text(0);
+      expected.insert({secrets.namespace_path(id), secrets.data_key_path(id)});
     }
   }
   CARREL_ASSIGN(const auto files, secrets.namespace_files());
   for (const std::string& path : files) {
     if (!expected.contains(path)) CARREL_TRY(secrets.destroy(path));
   }
-  for (const auto& [path, tenant] : expected) {
-    const auto secret = secrets.load(path);
+  for (const auto& [old, tenant] : tenants) {
+    const auto secret = secrets.load(secrets.namespace_path(old));
     if (secret) continue;
     if (secret.error().code != Code::kNotFound && secret.error().code != Code::kCorrupt) return std::unexpected(secret.error());
     spdlog::warn("tenant {}: its namespace secret is gone; it gets a new namespace and an empty cache", tenant);
-    CARREL_TRY(secrets.destroy(path));
+    CARREL_TRY(secrets.destroy_namespace(old));
     CARREL_ASSIGN(const std::string id, make_namespace(*this));
     CARREL_TRY(db.run("UPDATE tenants SET namespace_id = ? WHERE name = ? AND removed_ms IS NULL", id, tenant));
     CARREL_TRY(record(db, "system", AuditAction::kNamespaceRenew, tenant, {{"namespace", id}}));

@@ -15,6 +15,7 @@
 
 #include "base/env.h"
 #include "base/hash.h"
+#include "base/seal.h"
 #include "storage/audit.h"
 #include "storage/sqlite.h"
 
@@ -132,9 +133,15 @@ class Catalog {
   // Tenants. actor says who acts, for the audit log: "cli", "system", "key:<id>".
   Result<TenantInfo> create_tenant(const std::string& name, std::string_view actor);
   Result<std::vector<TenantInfo>> tenants();
-  /// Revokes its keys and destroys its namespace secret. Its usage stays.
+  /// Revokes its keys and destroys its namespace: hash secret and data key. Its usage stays.
   Status remove_tenant(const std::string& name, std::string_view actor);
   Result<Namespace> tenant_namespace(const std::string& tenant);
+  /// What the extents of a namespace are sealed with; made, durable, at the first use. A damaged one is replaced: what it sealed is lost.
+  /// kNotFound: no tenant has this namespace (any more). Reads a file: keep the key while the namespace is in use.
+  Result<SecretKey> data_key(const std::string& namespace_id);
+  /// The tenant goes on with a new namespace; secret and data key of the old one are destroyed, and with them all that was sealed.
+  /// Returns the new id. An error that says so leaves the tenant renewed and files for the next start to destroy.
+  Result<std::string> renew_namespace(const std::string& tenant, std::string_view actor);
 
   // API keys.
   Result<CreatedKey> create_key(const KeySpec& spec, std::string_view actor);

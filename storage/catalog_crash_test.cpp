@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <map>
 #include <set>
 
 #include "base/fault_env.h"
@@ -20,6 +21,9 @@ struct Ledger {
   std::set<std::string> tenants, removed_tenants, attempted_tenants;
   std::vector<std::string> valid_keys, revoked_keys, uncertain_keys;
   std::vector<Namespace> namespaces, destroyed;
+  std::map<std::string, std::string> data_keys;  // hexadecimal, by namespace
+  std::string renewing;                          // a namespace that is being replaced, or was
+  bool renewed = false;
   int64_t requests = 0, attempted_requests = 0;
   std::string usage_key;
   bool model = false, bootstrapped = false;
@@ -39,6 +43,8 @@ Status run_scenario(Env* env, Ledger& done) {
     done.tenants.insert(name);
     CARREL_ASSIGN(const Namespace space, c->tenant_namespace(name));
     done.namespaces.push_back(space);
+    CARREL_ASSIGN(const SecretKey key, c->data_key(space.id));
+    done.data_keys[space.id] = to_hex(key.bytes());
   }
   std::vector<CreatedKey> keys;
   for (const char* tenant : {"a", "a", "b"}) {
@@ -77,7 +83,37 @@ Status run_scenario(Env* env, Ledger& done) {
   CARREL_TRY(c->remove_tenant("b", "cli"));
   done.removed_tenants.insert("b");
   settle(2);
+  done.renewing = done.namespaces.back().id;
+  done.namespaces.pop_back();
+  CARREL_ASSIGN(const std::string fresh, c->renew_namespace("a", "cli"));
+  done.renewed = true;
+  CARREL_ASSIGN(const SecretKey key, c->data_key(fresh));
+  done.data_keys[fresh] = to_hex(key.bytes());
   return {};
+}
+
+// Each namespace in use has its secrets, a data key that was acknowledged is the same, and those of no other are left.
+void check_secrets(FaultEnv& env, Catalog& c, const std::vector<TenantInfo>& tenants, const Ledger& done) {
+  const auto exists = [&](const std::string& id, const char* what) { return env.exists("/srv/data/namespaces/" + id + what); };
+  size_t n_files = 0;
+  std::set<std::string> in_use;
+  for (const TenantInfo& t : tenants) {
+    in_use.insert(t.namespace_id);
+    n_files += 1 + exists(t.namespace_id, ".data");
+  }
+  EXPECT_EQ(env.list("/srv/data/namespaces")->size(), n_files) << "an orphaned secret was left";
+  for (const auto& [id, key] : done.data_keys) {
+    if (in_use.contains(id)) {
+      EXPECT_EQ(to_hex(c.data_key(id).value().bytes()), key) << "an acknowledged data key is lost";
+    }
+    EXPECT_EQ(exists(id, ".data"), in_use.contains(id));
+  }
+  if (!done.removed_tenants.empty()) {
+    for (const Namespace& n : done.destroyed) EXPECT_FALSE(in_use.contains(n.id) || exists(n.id, ".key"));
+  }
+  if (done.renewed) {
+    EXPECT_FALSE(in_use.contains(done.renewing) || exists(done.renewing, ".key"));
+  }
 }
 
 // All that was acknowledged is there, nothing is half done, nothing forbidden came back.
@@ -97,10 +133,7 @@ void check(FaultEnv& env, const Ledger& done, const std::string& where) {
   for (const std::string& t : done.removed_tenants) EXPECT_FALSE(tenants.contains(t)) << "removed tenant came back: " << t;
   for (const std::string& t : tenants) EXPECT_TRUE(t == "default" || done.attempted_tenants.contains(t));
   for (const Namespace& n : done.namespaces) EXPECT_EQ(read_file(&env, "/srv/data/namespaces/" + n.id + ".key").value_or("").size(), 32u);
-  EXPECT_EQ(env.list("/srv/data/namespaces")->size(), tenants.size()) << "an orphaned secret was left";
-  if (!done.removed_tenants.empty()) {
-    for (const Namespace& n : done.destroyed) EXPECT_FALSE(env.exists("/srv/data/namespaces/" + n.id + ".key"));
-  }
+  check_secrets(env, c, listed, done);
   for (const std::string& key : done.valid_keys) EXPECT_TRUE(c.authenticate(key)) << "an acknowledged key is lost";
   for (const std::string& key : done.revoked_keys) EXPECT_FALSE(c.authenticate(key)) << "a revoked key authenticates";
   const auto usage = c.usage("").value();

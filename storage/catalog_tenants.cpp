@@ -1,6 +1,7 @@
 // Tenants and their namespaces.
 #include <algorithm>
 
+#include "base/log.h"
 #include "storage/api_key.h"
 #include "storage/catalog_impl.h"
 
@@ -11,7 +12,8 @@ Status check_tenant_name(const std::string& name) {
   const bool good = !name.empty() && name.size() <= 64 && lower(name[0]) &&
                     std::all_of(name.begin(), name.end(), [&](char c) { return lower(c) || c == '-' || c == '_'; });
   if (good) return {};
-  return fail(Code::kInvalidArgument, "a tenant's name has 1 to 64 of a-z, 0-9, - and _, and starts with a letter or digit", "tenant '" + name.substr(0, 80) + "'");
+  return fail(Code::kInvalidArgument, "a tenant's name has 1 to 64 of a-z, 0-9, - and _, and starts with a letter or digit",
+              "tenant '" + name.substr(0, 80) + "'");
 }
 
 Result<TenantRow> find_tenant(Db& db, const std::string& name) {
@@ -70,8 +72,8 @@ Status Catalog::remove_tenant(const std::string& name, std::string_view actor) {
                          {{"keys_revoked", std::to_string(n_keys)}, {"namespace", namespace_id}});
   }));
   // After the commit, so that no tenant is ever without its secret; a crash in between leaves an orphan for the next opening.
-  Status s = impl_->secrets.destroy(impl_->secrets.namespace_path(namespace_id));
-  if (!s) s.error().message += "; the tenant is removed, but its namespace secret is still there: the next start destroys it";
+  Status s = impl_->secrets.destroy_namespace(namespace_id);
+  if (!s) s.error().message += "; the tenant is removed, but a secret of its namespace is still there: the next start destroys it";
   return s;
 }
 
@@ -84,6 +86,66 @@ Result<Namespace> Catalog::tenant_namespace(const std::string& tenant) {
   }));
   CARREL_ASSIGN(out.secret, impl_->secrets.load(impl_->secrets.namespace_path(out.id)));
   return out;
+}
+
+namespace {
+
+Status expect_in_use(Db& db, const std::string& namespace_id) {
+  CARREL_ASSIGN(Statement row, db.query("SELECT 1 FROM tenants WHERE namespace_id = ? AND removed_ms IS NULL", namespace_id));
+  CARREL_ASSIGN(const bool found, row.step());
+  return found ? Status{}
+               : fail(Code::kNotFound, "belongs to no tenant; it was purged or its tenant removed",
+                      "namespace " + namespace_id.substr(0, 64));
+}
+
+Result<SecretKey> load_key(const Secrets& secrets, const std::string& path) {
+  CARREL_ASSIGN(Digest bytes, secrets.load(path));
+  SecretKey key(bytes);
+  wipe(bytes);
+  return key;
+}
+
+}  // namespace
+
+// The id is looked up before it becomes a path: it may come from the header of a foreign file. Made within a write transaction, so that two
+// processes do not both make one, and that none is made behind a removal.
+Result<SecretKey> Catalog::data_key(const std::string& namespace_id) {
+  CARREL_TRY(impl_->read([&](Db& db) { return expect_in_use(db, namespace_id); }));
+  const Secrets& secrets = impl_->secrets;
+  const std::string path = secrets.data_key_path(namespace_id);
+  auto key = load_key(secrets, path);
+  if (key || (key.error().code != Code::kNotFound && key.error().code != Code::kCorrupt)) return key;
+  CARREL_TRY(impl_->change([&](Db& db) -> Status {
+    CARREL_TRY(expect_in_use(db, namespace_id));
+    key = load_key(secrets, path);
+    if (key) return {};
+    if (key.error().code == Code::kCorrupt) {
+      spdlog::warn("{}; it is replaced, and what it sealed is lost", key.error().text());
+      CARREL_TRY(secrets.destroy(path));
+    } else if (key.error().code != Code::kNotFound) {
+      return std::unexpected(key.error());
+    }
+    CARREL_ASSIGN(Digest made, secrets.make(path));
+    key = SecretKey(made);
+    wipe(made);
+    return {};
+  }));
+  return key;
+}
+
+Result<std::string> Catalog::renew_namespace(const std::string& tenant, std::string_view actor) {
+  std::string fresh, old;
+  CARREL_TRY(impl_->change([&](Db& db) -> Status {
+    CARREL_ASSIGN(const TenantRow row, find_tenant(db, tenant));
+    old = row.namespace_id;
+    CARREL_ASSIGN(fresh, make_namespace(*impl_));
+    CARREL_TRY(db.run("UPDATE tenants SET namespace_id = ? WHERE id = ?", fresh, row.id));
+    return impl_->record(db, actor, AuditAction::kNamespaceRenew, tenant, {{"namespace", fresh}, {"was", old}});
+  }));
+  Status s = impl_->secrets.destroy_namespace(old);
+  if (s) return fresh;
+  s.error().message += "; the tenant has a new namespace, but a secret of the old one is still there: the next start destroys it";
+  return std::unexpected(s.error());
 }
 
 }  // namespace carrel

@@ -551,10 +551,95 @@ TEST(Catalog, SweepDestroysOrphansAndRenewsLostSecrets) {
   EXPECT_EQ(c->audit(0, 100)->back().action, "namespace.renew");
 }
 
+TEST(Catalog, DataKeysAreMadeOnceAndDieWithTheirNamespace) {
+  FaultEnv env;
+  auto c = open_at(&env, "/data");
+  const auto hex = [&](const std::string& id) {
+    const auto key = c->data_key(id);
+    EXPECT_TRUE(key) << key.error().text();
+    return key ? to_hex(key->bytes()) : std::string();
+  };
+  const auto file_of = [](const std::string& id) { return "/data/namespaces/" + id + ".data"; };
+  const std::string id = c->create_tenant("a", "cli")->namespace_id, other = c->tenant_namespace("default")->id;
+  EXPECT_FALSE(env.exists(file_of(id))) << "made before it is used";
+  const std::string key = hex(id);
+  EXPECT_NE(key, hex(other));
+  EXPECT_NE(key, to_hex(c->tenant_namespace("a")->secret));
+  const std::string stored = read_file(&env, file_of(id)).value();
+  EXPECT_EQ(to_hex(std::as_bytes(std::span(stored))), key);
+  c.reset();
+  env.power_loss(FaultEnv::Loss::kUnsynced);
+  c = open_at(&env, "/data");
+  EXPECT_EQ(hex(id), key) << "not durable, or swept";
+
+  const auto still_open = env.open(file_of(id), Open::kRead).value();
+  const std::string fresh = c->renew_namespace("a", "cli").value();
+  Bytes left(32);
+  ASSERT_EQ(still_open->read_at(0, left).value(), left.size());
+  EXPECT_NE(to_hex(left), key) << "unlinked, but not overwritten";
+  EXPECT_NE(fresh, id);
+  EXPECT_EQ(c->tenant_namespace("a")->id, fresh);
+  EXPECT_EQ(c->audit(0, 100)->back().action, "namespace.renew");
+  EXPECT_EQ(c->data_key(id).error().code, Code::kNotFound);
+  EXPECT_FALSE(env.exists(file_of(id)) || env.exists("/data/namespaces/" + id + ".key"));
+  EXPECT_NE(hex(fresh), key);
+
+  ASSERT_TRUE(c->remove_tenant("a", "cli"));
+  EXPECT_EQ(c->data_key(fresh).error().code, Code::kNotFound);
+  EXPECT_FALSE(env.exists(file_of(fresh)));
+  EXPECT_EQ(c->renew_namespace("a", "cli").error().code, Code::kNotFound);
+  EXPECT_TRUE(env.exists(file_of(other)));
+  ASSERT_TRUE(write_file_atomic(&env, file_of("orphan"), std::string(32, 'x')));
+  c = open_at(&env, "/data");
+  EXPECT_FALSE(env.exists(file_of("orphan")));
+  EXPECT_TRUE(env.exists(file_of(other)));
+}
+
+TEST(Catalog, DataKeysThatAreDamagedOrForeign) {
+  FaultEnv env;
+  auto c = open_at(&env, "/data");
+  const std::string id = c->tenant_namespace("default")->id;
+  const std::string file = "/data/namespaces/" + id + ".data";
+  ASSERT_TRUE(write_file_atomic(&env, file, "short"));
+  const auto made = c->data_key(id);
+  ASSERT_TRUE(made) << made.error().text();
+  EXPECT_EQ(read_file(&env, file)->size(), 32u);
+  EXPECT_EQ(to_hex(c->data_key(id)->bytes()), to_hex(made->bytes()));
+  // Ids out of a foreign header.
+  for (const char* bad : {"", ".", "../pepper", "../../etc/passwd", "nobody", "' OR 1=1 --"}) {
+    EXPECT_EQ(c->data_key(bad).error().code, Code::kNotFound) << bad;
+  }
+  // A command beside the server finds the same key.
+  const auto reader = open_at(&env, "/data", CatalogMode::kReadOnly);
+  EXPECT_EQ(to_hex(reader->data_key(id)->bytes()), to_hex(made->bytes()));
+  ASSERT_TRUE(env.remove(file));
+  EXPECT_EQ(reader->data_key(id).error().code, Code::kUnsupported);
+}
+
+// Two processes, one first use: one key.
+TEST(Catalog, DataKeysAreMadeByOneOfMany) {
+  RealFolder folder("data_keys");
+  auto a = open_at(Env::real(), folder.path()), b = open_at(Env::real(), folder.path());
+  const std::string id = a->tenant_namespace("default")->id;
+  std::vector<std::string> seen(8);
+  {
+    std::vector<std::jthread> threads;
+    for (size_t i = 0; i < seen.size(); i++) {
+      threads.emplace_back([&, i] {
+        const auto key = (i % 2 == 0 ? a : b)->data_key(id);
+        seen[i] = key ? to_hex(key->bytes()) : key.error().text();
+      });
+    }
+  }
+  for (const std::string& s : seen) EXPECT_EQ(s, seen[0]);
+  EXPECT_EQ(seen[0].size(), 64u);
+}
+
 TEST(Catalog, FilesArePrivate) {
   RealFolder folder("modes");
   auto c = open_at(Env::real(), folder.path());
   ASSERT_TRUE(c->create_tenant("a", "cli"));
+  ASSERT_TRUE(c->data_key(c->tenant_namespace("a")->id));
   int n = 0;
   for (const std::string& dir : {folder.path(), folder.path() + "/namespaces"}) {
     const auto names = Env::real()->list(dir).value();
@@ -566,7 +651,7 @@ TEST(Catalog, FilesArePrivate) {
       n++;
     }
   }
-  EXPECT_GE(n, 6);  // catalog.db, -wal, -shm, pepper, two namespaces
+  EXPECT_GE(n, 7);  // catalog.db, -wal, -shm, pepper, two namespaces, one data key
 }
 
 TEST(Catalog, ALinkInPlaceOfTheFileIsRefused) {

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/seal.h"
+
 namespace carrel {
 
 Status Secrets::prepare() {
@@ -11,11 +13,12 @@ Status Secrets::prepare() {
 }
 
 Result<Digest> Secrets::load(const std::string& path) const {
-  CARREL_ASSIGN(const std::string content, read_file(env_, path, 4096));
+  CARREL_ASSIGN(std::string content, read_file(env_, path, 4096));
   Digest secret;
   if (content.size() != secret.size())
     return fail(Code::kCorrupt, "a secret has 32 bytes, this file has " + std::to_string(content.size()), path);
   std::memcpy(secret.data(), content.data(), secret.size());
+  wipe(std::as_writable_bytes(std::span(content)));
   return secret;
 }
 
@@ -36,6 +39,11 @@ Status Secrets::destroy(const std::string& path) const {
   CARREL_TRY((*file)->sync());
   if (const Status s = env_->remove(path); !s && s.error().code != Code::kNotFound) return s;
   return env_->sync_dir(folder_of(path));
+}
+
+Status Secrets::destroy_namespace(const std::string& id) const {
+  const Status data = destroy(data_key_path(id)), secret = destroy(namespace_path(id));
+  return data ? secret : data;
 }
 
 Result<std::vector<std::string>> Secrets::namespace_files() const {

@@ -67,6 +67,9 @@ void Statement::bind(std::optional<int64_t> v) {
   if (v) return bind(*v);
   note(sqlite3_bind_null(stmt_, ++n_bound_));
 }
+void Statement::bind(std::span<const std::byte> v) {
+  note(sqlite3_bind_blob64(stmt_, ++n_bound_, v.empty() ? nullptr : v.data(), v.size(), SQLITE_TRANSIENT));
+}
 
 Result<bool> Statement::step() {
   if (bind_error_ != 0) return db_->error(bind_error_, "cannot pass a value");
@@ -87,6 +90,7 @@ Status Statement::run() {
 
 void Statement::reset() {
   sqlite3_reset(stmt_);
+  n_bound_ = 0;  // a next bind starts at the first parameter again
 }
 
 int64_t Statement::integer(int column) const {
@@ -101,6 +105,11 @@ std::optional<int64_t> Statement::integer_or_null(int column) const {
 std::string Statement::text(int column) const {
   const auto* p = reinterpret_cast<const char*>(sqlite3_column_text(stmt_, column));
   return p == nullptr ? std::string() : std::string(p, static_cast<size_t>(sqlite3_column_bytes(stmt_, column)));
+}
+
+std::span<const std::byte> Statement::blob(int column) const {
+  const auto* p = static_cast<const std::byte*>(sqlite3_column_blob(stmt_, column));
+  return {p, p == nullptr ? size_t{0} : static_cast<size_t>(sqlite3_column_bytes(stmt_, column))};
 }
 
 Result<Digest> Statement::digest(int column) const {
@@ -122,11 +131,16 @@ Db& Db::operator=(Db&& other) noexcept {
   std::swap(path_, other.path_);
   std::swap(db_, other.db_);
   std::swap(write_failed_, other.write_failed_);
+  std::swap(rebuildable_, other.rebuildable_);
   return *this;
 }
 
 Db::~Db() {
   sqlite3_close_v2(db_);
+}
+
+const char* Db::advice() const {
+  return rebuildable_ ? "" : kBrokenAdvice;
 }
 
 std::unexpected<Error> Db::error(int rc, std::string_view what) {
@@ -136,15 +150,14 @@ std::unexpected<Error> Db::error(int rc, std::string_view what) {
   if (is_write_failure(extended)) write_failed_ = true;
   const std::string text = std::string(what) + ": " + (described && db_ != nullptr ? sqlite3_errmsg(db_) : sqlite3_errstr(rc));
   if (extended == SQLITE_CANTOPEN_SYMLINK) return fail(Code::kDenied, "is a symbolic link; the database must be a plain file", path_);
-  if (is_disk_full(db_, extended))
-    return fail(Code::kExhausted, text + "; free space on this disk or raise its quota", path_);
+  if (is_disk_full(db_, extended)) return fail(Code::kExhausted, text + "; free space on this disk or raise its quota", path_);
   switch (extended & 0xff) {
     case SQLITE_BUSY:
     case SQLITE_LOCKED:
       return fail(Code::kUnavailable, text + "; another process holds the database, try again", path_);
     case SQLITE_CORRUPT:
     case SQLITE_NOTADB:
-      return fail(Code::kCorrupt, text + kBrokenAdvice, path_);
+      return fail(Code::kCorrupt, text + advice(), path_);
     case SQLITE_READONLY:
     case SQLITE_PERM:
     case SQLITE_AUTH:
@@ -160,18 +173,19 @@ std::unexpected<Error> Db::error(int rc, std::string_view what) {
 Result<Db> Db::open(Env* env, const std::string& path, DbRole role, int busy_timeout_ms) {
   Db db;
   db.path_ = path;
+  db.rebuildable_ = role == DbRole::kCache;
   const char* vfs_name = nullptr;
   if (env != Env::real()) {
     db.vfs_ = EnvVfs::acquire(env);
     vfs_name = db.vfs_->name();
   }
   int flags = SQLITE_OPEN_NOMUTEX | SQLITE_OPEN_EXRESCODE | SQLITE_OPEN_NOFOLLOW;
-  flags |= role == DbRole::kWriter ? SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE : SQLITE_OPEN_READONLY;
+  flags |= role != DbRole::kReader ? SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE : SQLITE_OPEN_READONLY;
   if (const int rc = sqlite3_open_v2(path.c_str(), &db.db_, flags, vfs_name); rc != SQLITE_OK)
     return db.error(rc, "cannot open the database");
-  if (role == DbRole::kWriter) CARREL_TRY(env->set_mode(path, 0600));  // before the first byte; -wal and -shm inherit it
+  if (role != DbRole::kReader) CARREL_TRY(env->set_mode(path, 0600));  // before the first byte; -wal and -shm inherit it
   CARREL_TRY(db.harden(role, busy_timeout_ms));
-  if (role == DbRole::kWriter) CARREL_TRY(db.enter_wal(env, busy_timeout_ms));
+  if (role != DbRole::kReader) CARREL_TRY(db.enter_wal(env, busy_timeout_ms));
   CARREL_TRY(db.verify(role));
   return db;
 }
@@ -184,7 +198,8 @@ Status Db::harden(DbRole role, int busy_timeout_ms) {
     if (const int rc = sqlite3_db_config(db_, option, value, nullptr); rc != SQLITE_OK) return error(rc, "cannot harden the connection");
   }
   sqlite3_limit(db_, SQLITE_LIMIT_ATTACHED, 0);
-  CARREL_TRY(script("PRAGMA synchronous=FULL; PRAGMA temp_store=MEMORY;"));
+  CARREL_TRY(script(role == DbRole::kCache ? "PRAGMA locking_mode=EXCLUSIVE; PRAGMA synchronous=NORMAL; PRAGMA temp_store=MEMORY;"
+                                           : "PRAGMA synchronous=FULL; PRAGMA temp_store=MEMORY;"));
   return role == DbRole::kReader ? script("PRAGMA query_only=ON;") : script("PRAGMA journal_size_limit=16777216;");
 }
 
@@ -252,7 +267,9 @@ Status Db::verify(DbRole role) {
                 "the database does not run as Carrel needs it: " + what + "; it stays closed. It needs a local file system", path_);
   };
   if (s.journal_mode != "wal") return refuse("journal_mode is " + s.journal_mode + ", not wal");
-  if (s.synchronous != 2) return refuse("synchronous is " + std::to_string(s.synchronous) + ", not 2 (FULL)");
+  const int64_t synchronous = role == DbRole::kCache ? 1 : 2;
+  if (s.synchronous != synchronous)
+    return refuse("synchronous is " + std::to_string(s.synchronous) + ", not " + std::to_string(synchronous));
   if (!s.foreign_keys) return refuse("foreign_keys is off");
   if (s.query_only != (role == DbRole::kReader)) return refuse("query_only does not fit the connection");
   if (!s.defensive || s.double_quoted_strings || s.load_extension || s.trusted_schema) return refuse("a hardening option did not take");
@@ -275,7 +292,7 @@ Status Db::check_in_place() {
 Status Db::quick_check() {
   CARREL_ASSIGN(const std::string verdict, text("PRAGMA quick_check(1)"));
   if (verdict == "ok") return {};
-  return fail(Code::kCorrupt, "the integrity check says: " + verdict + kBrokenAdvice, path_);
+  return fail(Code::kCorrupt, "the integrity check says: " + verdict + advice(), path_);
 }
 
 }  // namespace carrel

@@ -34,17 +34,20 @@ class Statement {
   void bind(std::string_view v);
   void bind(const Digest& v);
   void bind(std::optional<int64_t> v);
+  void bind(std::span<const std::byte> v);
 
   /// True: there is a row. False: done.
   Result<bool> step();
   /// Runs to the end and drops rows.
   Status run();
-  /// Back to before the first step; the bound values stay.
+  /// Back to before the first step; the bound values stay until the next bind, which is for the first parameter again.
   void reset();
 
   int64_t integer(int column) const;
   std::optional<int64_t> integer_or_null(int column) const;
   std::string text(int column) const;
+  /// Valid until the next step.
+  std::span<const std::byte> blob(int column) const;
   /// kCorrupt unless the column holds exactly 32 bytes.
   Result<Digest> digest(int column) const;
 
@@ -72,7 +75,11 @@ struct DbSettings {
   int64_t busy_timeout_ms = 0;
 };
 
-enum class DbRole { kWriter /* the file is made when absent */, kReader };
+enum class DbRole {
+  kWriter,  // the file is made when absent
+  kReader,
+  kCache  // as kWriter, but synchronous=NORMAL (an index that can be rebuilt) and for one connection alone
+};
 
 class Db {
  public:
@@ -81,9 +88,9 @@ class Db {
   Db& operator=(Db&& other) noexcept;
   ~Db();
 
-  /// Opens and hardens: WAL, synchronous=FULL, foreign keys, busy timeout, no double-quoted strings, no extensions, DEFENSIVE;
-  /// readers are mode=ro and query_only. Each setting is read back; a mismatch is an error. The real env uses SQLite's own file
-  /// layer, any other one an EnvVfs. The Db must not move while one of its statements lives.
+  /// Opens and hardens: WAL, synchronous=FULL (kCache: NORMAL, and locking_mode=EXCLUSIVE), foreign keys, busy timeout, no double-quoted
+  /// strings, no extensions, DEFENSIVE; readers are mode=ro and query_only. Each setting is read back; a mismatch is an error. The real env
+  /// uses SQLite's own file layer, any other one an EnvVfs. The Db must not move while one of its statements lives.
   static Result<Db> open(Env* env, const std::string& path, DbRole role, int busy_timeout_ms);
 
   Result<Statement> prepare(std::string_view sql);
@@ -121,6 +128,7 @@ class Db {
 
  private:
   friend class Statement;
+  const char* advice() const;
   std::unexpected<Error> error(int rc, std::string_view what);
   Status harden(DbRole role, int busy_timeout_ms);
   Status enter_wal(Env* env, int busy_timeout_ms);
@@ -129,6 +137,7 @@ class Db {
   std::string path_;
   sqlite3* db_ = nullptr;
   bool write_failed_ = false;
+  bool rebuildable_ = false;  // no advice to restore a backup
 };
 
 }  // namespace carrel
