@@ -17,6 +17,8 @@ namespace carrel {
 
 namespace {
 
+constexpr size_t kMeasuredTokens = 64;  // of a step, from which on its speed says something of computing a prefix again
+
 /// Wakes the step thread. Streams share it, so that one that outlives its engine rings where nobody listens.
 struct Doorbell {
   std::mutex mu;  // guards rung and, with it, what Engine::Impl says
@@ -144,6 +146,7 @@ struct Engine::Impl {
   Impl(const EngineConfig& c, Model* m, StateManager* s, Env* e)
       : config(c), model(m), state(s), env(e), runner(&m->graph(), &m->ops(), step_limits(c), s->layout_stamp()), queue(c.max_queue_depth) {
     heartbeat_ns = env->mono_ns();
+    state->on_restored([bell = bell] { bell->ring(); });
     thread = std::thread([this] { loop(); });
   }
 
@@ -154,6 +157,7 @@ struct Engine::Impl {
     }
     wake.notify_one();
     thread.join();
+    state->on_restored({});
   }
 
   void loop() {
@@ -510,6 +514,8 @@ struct Engine::Impl {
     }
     const float* logits = *ran;
     const int64_t done = env->mono_ns();
+
+    if (ids.size() >= kMeasuredTokens) state->note_computed(static_cast<int64_t>(ids.size()), done - start);
 
     const std::vector<SeqStep> steps = seqs;
     const std::vector<Job*> jobs = in_step;

@@ -37,9 +37,9 @@ script() { run "$1" sh tests/"$1"/run.sh "$preset"; }
 # asan: everything but the downloads. tsan: whatever has threads. A server that a sanitizer stops fails its test (tests/api/harness.py).
 # queue: what looks at no clock but for limits of many times its length; the short ones last.
 case $preset in
-  tsan) queue="whole state base kernels storage app" ;;
-  asan) queue="whole model state kernels text storage app base" ;;
-  *) queue="real whole model kernels text state cli storage app base" ;;
+  tsan) queue="whole state base kernels storage app tiers" ;;
+  asan) queue="whole model state kernels text storage app tiers base" ;;
+  *) queue="real whole model kernels tiers text state cli storage app base" ;;
 esac
 # Two at a time, each taking the next that nobody has taken: a folder can be made once.
 taken=build/$preset/taken

@@ -4,10 +4,12 @@
 // 10^4 schedules; CARREL_SMALL=1 500, CARREL_LONG=1 10^5. CARREL_SCHEDULE_SEED=N draws the same again. A run with fewer than 30 % hits, or
 // in which some kind of state never shortened a match, fails.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <iostream>
 #include <random>
 
+#include "storage/extent_store.h"
 #include "tests/seed.h"
 #include "tests/whole_world.h"
 
@@ -23,7 +25,8 @@ struct Dice {
 /// One model, its engine, the questions that are asked over and over, and their answers cold and alone.
 class Field {
  public:
-  Field(const char* dir, uint64_t seed) : dice_{std::mt19937_64(seed)} {
+  /// folder: of a disk tier, with threads that write behind and restore; empty: host memory alone, moved by whoever needs it.
+  Field(const char* dir, uint64_t seed, std::string folder = {}) : dice_{std::mt19937_64(seed)}, folder_(std::move(folder)) {
     auto world = World::open(dir, OpSet::kFast);
     if (!world) {
       ADD_FAILURE() << world.error().text();
@@ -34,6 +37,12 @@ class Field {
     draw_questions();
     for (const Request& q : questions_) alone_.push_back(cold.answer(q));
     open_engine();
+  }
+  ~Field() {
+    engine_.reset();
+    state_.reset();
+    disk_.reset();
+    if (!folder_.empty()) (void)Env::real()->remove_all(folder_);
   }
   bool ok() const { return engine_ != nullptr; }
 
@@ -90,6 +99,7 @@ class Field {
     c.host_budget_bytes = 2 * c.budget_bytes;
     c.poison = true;
     c.label = "schedules";
+    if (!folder_.empty()) open_tiers(c);
     auto made = StateManager::create(std::move(c));
     if (!made) {
       ADD_FAILURE() << made.error().text();
@@ -97,6 +107,26 @@ class Field {
     }
     state_ = std::move(*made);
     engine_ = std::make_unique<Engine>(config, &model, state_.get(), Env::real());
+  }
+
+  /// The host tier holds half of what it would, so that the disk is asked, too.
+  void open_tiers(StateConfig& c) {
+    ExtentStoreConfig disk;
+    disk.dir = folder_;
+    disk.max_bytes = 4 << 20;
+    disk.segment_bytes = disk.growth_bytes = 1 << 20;
+    disk_.reset();
+    auto store = ExtentStore::open(Env::real(), std::move(disk));
+    if (!store) {
+      ADD_FAILURE() << store.error().text();
+      return;
+    }
+    disk_ = std::move(*store);
+    c.disk = disk_.get();
+    c.host_budget_bytes = 16 * 2 * kExtentUnitBytes;
+    c.transfer_threads = 1;
+    c.write_delay_ms = 0;
+    c.seal_key = [key = std::make_shared<const SecretKey>(sha256("schedules"))](const std::string&) { return key; };
   }
 
   AdmitRequest of(size_t question) const {
@@ -109,11 +139,12 @@ class Field {
 
   /// Another process goes on with what this one had.
   void restart() {
-    const StateSnapshot snapshot = state_->snapshot(of(0));
-    add(engine_->stats().state);
+    const StateSnapshot snapshot = folder_.empty() ? state_->snapshot(of(0)) : StateSnapshot();
     engine_.reset();
+    add(state_->stats());
+    if (!folder_.empty()) state_.reset();  // before the store that it borrows
     open_engine();
-    if (ok()) state_->adopt(of(0), snapshot);
+    if (ok() && folder_.empty()) state_->adopt(of(0), snapshot);
   }
 
   /// One thing that happens to the state while requests run.
@@ -191,6 +222,8 @@ class Field {
     sums_.prompt_tokens += s.prompt_tokens;
     sums_.effective_tokens += s.effective_tokens;
     sums_.restored_tokens += s.restored_tokens;
+    sums_.restored_from_disk += s.restored_from_disk;
+    sums_.stored_on_disk += s.stored_on_disk;
     sums_.evicted += s.evicted;
     for (size_t k = 0; k < std::size(kStateKinds); k++) {
       sums_.vetoes[k] += s.vetoes[k];
@@ -200,7 +233,9 @@ class Field {
   }
 
   Dice dice_;
+  const std::string folder_;
   std::unique_ptr<World> world_;
+  std::unique_ptr<ExtentStore> disk_;
   std::vector<Request> questions_;
   std::vector<Answer> alone_;
   std::unique_ptr<StateManager> state_;
@@ -208,6 +243,31 @@ class Field {
   StateStats sums_;
   uint64_t n_answers_ = 0;
 };
+
+/// What moves by threads of its own: written behind, restored while the request waits, found again by the next process.
+TEST(Schedules, WithThreadsAndADiskNoneGivesAWrongBit) {
+  std::optional<uint64_t> given;
+  ASSERT_TRUE(read_seed("CARREL_SCHEDULE_SEED", &given));
+  const int64_t n = std::getenv("CARREL_LONG") != nullptr ? 20'000 : std::getenv("CARREL_SMALL") != nullptr ? 200 : 1'500;
+  const uint64_t seed = given.value_or(20261130);
+  std::cout << "CARREL_SCHEDULE_SEED=" << seed << std::endl;
+  for (const char* model : {"deepseek_v4/tiny_b", "qwen3_next"}) {
+    SCOPED_TRACE("CARREL_SCHEDULE_SEED=" + std::to_string(seed) + ", " + model);
+    Field field((std::string("tests/golden/models/") + model).c_str(), seed,
+                testing::TempDir() + "carrel_schedules_" + std::to_string(::getpid()));
+    ASSERT_TRUE(field.ok());
+    field.run(n / 2);
+    if (HasFailure()) return;
+    const StateStats& s = field.sums();
+    EXPECT_GT(static_cast<double>(s.effective_tokens), 0.3 * static_cast<double>(s.prompt_tokens)) << "hits are too rare to prove anything";
+    EXPECT_GT(s.restored_tokens, 0u);
+    EXPECT_GT(s.stored_on_disk, 0u);
+    EXPECT_GT(s.restored_from_disk, 0u);
+    std::cout << model << ": " << field.answers() << " answers, " << 100 * s.effective_tokens / s.prompt_tokens
+              << " % of prompt tokens reused, " << s.restored_tokens << " restored; " << s.restored_from_disk << " records from disk, "
+              << s.stored_on_disk << " extents stored\n";
+  }
+}
 
 TEST(Schedules, NoneGivesAWrongBit) {
   std::optional<uint64_t> given;

@@ -58,15 +58,23 @@ Json group_json(const StateSpec& g, int block_size) {
 Json tiers_json(const StateStats& s, bool live) {
   Json device{{"tier", "device"}, {"active", true}, {"budget_bytes", s.budget_bytes}};
   Json host{{"tier", "host_memory"}, {"active", s.host_budget_bytes > 0}, {"budget_bytes", s.host_budget_bytes}};
+  Json disk{{"tier", "disk"}, {"active", s.disk_budget_bytes > 0}, {"budget_bytes", s.disk_budget_bytes}};
   if (live) {
     device["used_bytes"] = s.used_bytes;
     host["used_bytes"] = s.host_bytes;
-    host["blocks"] = s.n_host_blocks;
+    host["extents"] = s.n_host_extents;
     host["offloaded"] = s.offloaded;
-    host["restored"] = s.restored;
+    host["restored"] = s.restored - s.restored_from_disk;
     host["evicted"] = s.host_evicted;
+    disk["used_bytes"] = s.disk_bytes;
+    disk["extents"] = s.n_disk_extents;
+    disk["offloaded"] = s.stored_on_disk;
+    disk["restored"] = s.restored_from_disk;
+    disk["evicted"] = s.disk_evicted;
+    disk["write_failures"] = s.disk_write_failures;
+    if (!s.disk_alert.empty()) disk["alert"] = s.disk_alert;
   }
-  return Json::array({std::move(device), std::move(host), {{"tier", "disk"}, {"active", false}, {"reason", "not in this version"}}});
+  return Json::array({std::move(device), std::move(host), std::move(disk)});
 }
 
 Json counters_json(const StateStats& s) {
@@ -96,8 +104,8 @@ Json counters_json(const StateStats& s) {
 
 std::string tiers_text(const StateStats& s) {
   return "tiers: device " + megabytes(s.budget_bytes) + "; host memory " +
-         (s.host_budget_bytes > 0 ? megabytes(s.host_budget_bytes) : "off (cache.offload.enable, .tiers, .host_memory_size)") +
-         "; disk not in this version\n";
+         (s.host_budget_bytes > 0 ? megabytes(s.host_budget_bytes) : "off (cache.offload.enable, .tiers, .host_memory_size)") + "; disk " +
+         (s.disk_budget_bytes > 0 ? megabytes(s.disk_budget_bytes) : "off") + "\n";
 }
 
 /// "csa, hca"; empty: the model has none of the kind.

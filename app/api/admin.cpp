@@ -5,6 +5,8 @@
 #include "app/api/fields.h"
 #include "app/api/match_json.h"
 #include "app/api/messages.h"
+#include "app/api/purge.h"
+#include "storage/extent_store.h"
 
 namespace carrel {
 
@@ -112,7 +114,18 @@ Answer verify(AdminCall& call) {
   int64_t n = 0;
   for (const auto& g : state.stats().groups) n += g.n_resident;
   const int64_t n_bad = state.verify();
-  return dump(Json{{"ok", n_bad == 0}, {"records", n}, {"quarantined", n_bad}}) + "\n";
+  Json told{{"ok", n_bad == 0}, {"records", n}, {"quarantined", n_bad}};
+  if (const auto disk = state.verify_disk()) {
+    told["ok"] = n_bad == 0 && disk->clean();
+    told["disk"] = {{"extents", disk->n_rows},
+                    {"bytes", disk->n_bytes},
+                    {"quarantined", disk->n_bad},
+                    {"not_read", disk->n_skipped},
+                    {"orphans", disk->n_orphans},
+                    {"findings", disk->findings},
+                    {"foreign_files", disk->foreign}};
+  }
+  return dump(told) + "\n";
 }
 
 Answer purge(AdminCall& call) {
@@ -120,9 +133,8 @@ Answer purge(AdminCall& call) {
   Fields f(object);
   CARREL_ASSIGN(const std::string tenant, required_tenant(f));
   CARREL_ASSIGN(call.ignored, ignored_fields(f, call.strict()));
-  CARREL_ASSIGN(const Namespace space, call.s.catalog->tenant_namespace(tenant));
-  CARREL_TRY(call.s.catalog->record_act(call.actor(), AuditAction::kCachePurge, tenant, {{"namespace", space.id}}));
-  return dump(Json{{"tenant", tenant}, {"namespace", space.id}, {"dropped_records", call.s.engine->state().purge(space.id)}}) + "\n";
+  CARREL_ASSIGN(const TenantPurge purged, purge_tenant(*call.s.catalog, *call.s.engine, call.s.keys, tenant, call.actor()));
+  return dump(Json{{"tenant", tenant}, {"namespace", purged.old_namespace}, {"dropped_records", purged.dropped_records}}) + "\n";
 }
 
 Answer answer(AdminCall& call, std::string_view method, std::string_view path) {

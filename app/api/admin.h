@@ -7,6 +7,7 @@
 #include "app/api/generate.h"
 #include "app/api/http.h"
 #include "app/config/config.h"
+#include "app/lifecycle/data_keys.h"
 #include "engine/engine.h"
 #include "storage/catalog.h"
 
@@ -18,6 +19,7 @@ struct AdminServices {
   Catalog* catalog = nullptr;
   Engine* engine = nullptr;
   DrillService* drills = nullptr;
+  DataKeys* keys = nullptr;  // null: nothing is encrypted
 };
 
 /// method and path: of a route of plane admin.

@@ -5,6 +5,7 @@
 #include "app/api/admin.h"
 #include "app/api/errors.h"
 #include "app/api/fields.h"
+#include "app/api/purge.h"
 #include "app/api/tokenize.h"
 #include "base/log.h"
 #include "storage/source_net.h"
@@ -402,12 +403,30 @@ struct Api::Impl {
     m.set("carrel_state_captures_total", {{"result", "skipped"}}, static_cast<double>(s.captures_skipped));
     m.set("carrel_tier_bytes", {{"tier", "device"}}, static_cast<double>(s.used_bytes));
     m.set("carrel_tier_bytes", {{"tier", "host_memory"}}, static_cast<double>(s.host_bytes));
-    m.set("carrel_offloaded_blocks_total", {{"tier", "host_memory"}}, static_cast<double>(s.offloaded));
-    m.set("carrel_restored_records_total", {{"tier", "host_memory"}}, static_cast<double>(s.restored));
-    m.set("carrel_evictions_total", {{"tier", "host_memory"}, {"reason", "capacity"}}, static_cast<double>(s.host_evicted));
+    m.set("carrel_tier_bytes", {{"tier", "disk"}}, static_cast<double>(s.disk_bytes));
+    m.set("carrel_offloaded_extents_total", {{"tier", "host_memory"}}, static_cast<double>(s.offloaded));
+    m.set("carrel_offloaded_extents_total", {{"tier", "disk"}}, static_cast<double>(s.stored_on_disk));
+    m.set("carrel_offload_write_failures_total", {{"tier", "disk"}}, static_cast<double>(s.disk_write_failures));
+    m.set("carrel_offload_dropped_total", {}, static_cast<double>(s.dropped_uncopied));
+    m.set("carrel_offload_queue", {}, static_cast<double>(s.n_write_queue));
+    const char* const lower[] = {"host_memory", "disk"};
+    const double records[] = {static_cast<double>(s.restored - s.restored_from_disk), static_cast<double>(s.restored_from_disk)};
+    const uint64_t given_up[] = {s.host_evicted, s.disk_evicted};
+    for (size_t t = 0; t < std::size(lower); t++) {
+      m.set("carrel_restored_records_total", {{"tier", lower[t]}}, records[t]);
+      m.set("carrel_restore_seconds_total", {{"tier", lower[t]}}, s.restore_seconds[t]);
+      m.set("carrel_restore_bytes_total", {{"tier", lower[t]}}, static_cast<double>(s.restore_bytes[t]));
+      m.set("carrel_evictions_total", {{"tier", lower[t]}, {"reason", "capacity"}}, static_cast<double>(given_up[t]));
+    }
+    m.set("carrel_restores_total", {{"result", "failed"}}, static_cast<double>(s.restores_failed));
+    m.set("carrel_restores_total", {{"result", "declined"}}, static_cast<double>(s.restores_declined));
+    m.set("carrel_restore_failed_tokens_total", {}, static_cast<double>(s.restore_failed_tokens));
+    m.set("carrel_tier_watermark_ratio", {{"tier", "device"}}, static_cast<double>(s.used_bytes) / static_cast<double>(s.budget_bytes));
     if (s.host_budget_bytes > 0)
       m.set("carrel_tier_watermark_ratio", {{"tier", "host_memory"}},
             static_cast<double>(s.host_bytes) / static_cast<double>(s.host_budget_bytes));
+    if (s.disk_budget_bytes > 0)
+      m.set("carrel_tier_watermark_ratio", {{"tier", "disk"}}, static_cast<double>(s.disk_bytes) / static_cast<double>(s.disk_budget_bytes));
   }
 
   void models(Call& call) const {
@@ -457,12 +476,9 @@ struct Api::Impl {
   }
 
   void drop_cache(Call& call) const {
-    auto space = s.catalog->tenant_namespace(call.key.tenant);
-    if (!space) return set_error(call.out, space.error(), call.http.id);
-    const std::string actor = "key:" + call.key.id;
-    if (Status recorded = s.catalog->record_act(actor, AuditAction::kCachePurge, call.key.tenant, {{"namespace", space->id}}); !recorded)
-      return set_error(call.out, recorded.error(), call.http.id);
-    call.out.body = dump(Json{{"dropped_records", s.engine->state().purge(space->id)}}) + "\n";
+    const auto purged = purge_tenant(*s.catalog, *s.engine, s.keys, call.key.tenant, "key:" + call.key.id);
+    if (!purged) return set_error(call.out, purged.error(), call.http.id);
+    call.out.body = dump(Json{{"dropped_records", purged->dropped_records}}) + "\n";
   }
 };
 

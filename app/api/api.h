@@ -13,6 +13,7 @@
 #include "app/api/generate.h"
 #include "app/api/http.h"
 #include "app/config/config.h"
+#include "app/lifecycle/data_keys.h"
 #include "app/observe/metrics.h"
 #include "storage/catalog.h"
 
@@ -37,6 +38,7 @@ struct ApiServices {
   Engine* engine = nullptr;
   Metrics* metrics = nullptr;
   DrillService* drills = nullptr;
+  DataKeys* keys = nullptr;  // null: nothing is encrypted
   std::function<std::vector<std::string>()> not_ready;  // reason codes; empty: ready
 };
 

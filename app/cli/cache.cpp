@@ -82,9 +82,15 @@ int say_verified(const Json& j, bool json) {
   const bool ok = j.value("ok", false);
   const auto records = static_cast<long long>(j.value("records", int64_t{0})),
              bad = static_cast<long long>(j.value("quarantined", int64_t{0}));
-  if (!json && ok) std::printf("%lld records are what was published\n", records);
-  if (!json && !ok)
+  if (!json && bad == 0) std::printf("%lld records are what was published\n", records);
+  if (!json && bad > 0)
     std::printf("%lld of %lld records are not what was published and were taken out of use: test the machine's memory\n", bad, records);
+  if (!json && j.contains("disk")) {
+    const Json& disk = j["disk"];
+    const auto count = [&](const char* name) { return static_cast<long long>(disk.value(name, int64_t{0})); };
+    std::printf("disk: %lld extents read, %lld damaged and taken out of use, %lld not read\n", count("extents"), count("quarantined"), count("not_read"));
+    for (const Json& line : disk.value("findings", Json::array())) std::printf("  %s\n", line.get<std::string>().c_str());
+  }
   return ok ? 0 : 1;
 }
 

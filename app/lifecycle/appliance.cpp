@@ -16,6 +16,7 @@ namespace carrel {
 namespace {
 
 constexpr int64_t kProbeEveryNs = 30'000'000'000;
+constexpr int64_t kSweepEveryNs = 60'000'000'000;
 constexpr int64_t kStalledNs = 60'000'000'000;
 constexpr int64_t kCertificateCheckNs = 3'600'000'000'000;
 constexpr int64_t kDrainMs = 10'000;
@@ -39,7 +40,7 @@ struct Appliance::Impl {
   std::atomic<bool> probed{false}, draining{false};
   std::atomic<bool> damaged{false}, stopping{false};
   std::thread verifier;  // model.verify: sampled
-  int64_t next_probe_ns = 0, next_certificate_ns = 0;
+  int64_t next_sweep_ns = 0, next_probe_ns = 0, next_certificate_ns = 0;
   uint64_t decoded_at_probe = 0;
 
   Impl(Env* e, Config c, std::string d) : env(e), config(std::move(c)), data_dir(std::move(d)) {}
@@ -102,7 +103,7 @@ struct Appliance::Impl {
       o.key_pem_file = tls.key_pem;
       metrics.set("carrel_cert_not_after_seconds", {}, static_cast<double>(tls.not_after_ms) / 1000);
     }
-    ApiServices s{env, &config, catalog.get(), room.engine.get(), &metrics, drills.get(), [this] { return not_ready(); }};
+    ApiServices s{env, &config, catalog.get(), room.engine.get(), &metrics, drills.get(), room.keys.get(), [this] { return not_ready(); }};
     api = std::make_unique<Api>(std::move(s));
     server = std::make_unique<HttpServer>(o, api->handler());
     CARREL_TRY(server->start());
@@ -145,7 +146,7 @@ Result<std::unique_ptr<Appliance>> Appliance::start(Env* env, Config config, con
   CARREL_TRY(env->make_dirs(data_dir));
   CARREL_ASSIGN(i.lock, FolderLock::take(data_dir));
   CARREL_ASSIGN(i.catalog, open_catalog(env, data_dir));
-  CARREL_ASSIGN(i.room, open_engine_room(env, i.config, data_dir, i.catalog.get()));
+  CARREL_ASSIGN(i.room, open_engine_room(env, i.config, data_dir, i.catalog.get(), i.catalog.get()));
   i.drills = std::make_unique<DrillService>(env, i.room.model.get(), i.room.embedded, &i.metrics);
   i.metrics.set("carrel_build_info", {{"version", CARREL_VERSION}, {"numerics", i.room.model->numerics_id().substr(0, 16)}}, 1);
   i.probed = i.probe();
@@ -172,6 +173,10 @@ void Appliance::tick() {
     i.decoded_at_probe = i.room.engine->stats().decode_tokens;
     i.next_probe_ns = i.env->mono_ns() + kProbeEveryNs;
     if (!i.probed) spdlog::error("self-probe failed: no token from the model; /readyz answers 503");
+  }
+  if (now >= i.next_sweep_ns) {
+    i.room.state->sweep_disk();
+    i.next_sweep_ns = now + kSweepEveryNs;
   }
   if (now >= i.next_certificate_ns) {
     i.renew_certificate();

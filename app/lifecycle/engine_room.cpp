@@ -12,21 +12,42 @@ namespace {
 
 uint64_t machine_memory_bytes() { return static_cast<uint64_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<uint64_t>(::sysconf(_SC_PAGE_SIZE)); }
 
+constexpr uint64_t kDiskReserve = uint64_t{1} << 30;  // of the file system, left to others
+constexpr int64_t kRestoreDeadlineMs = 5000;
+
+bool has_tier(const Config& config, const char* tier) {
+  if (!config.flag("cache.offload.enable")) return false;
+  const std::vector<std::string> tiers = config.list("cache.offload.tiers");
+  return std::find(tiers.begin(), tiers.end(), tier) != tiers.end();
+}
+
 /// What was asked for, as far as the machine has it: copies beyond its memory would take the machine down.
 size_t host_budget(const Config& config) {
-  if (!config.flag("cache.offload.enable")) return 0;
-  const std::vector<std::string> tiers = config.list("cache.offload.tiers");
-  if (std::find(tiers.begin(), tiers.end(), "disk") != tiers.end())
-    spdlog::warn("cache.offload.tiers names disk: there is no disk tier in this version, what host memory gives up is gone");
-  if (std::find(tiers.begin(), tiers.end(), "host_memory") == tiers.end()) {
-    spdlog::warn("cache.offload.tiers does not name host_memory, the only lower tier in this version: nothing is offloaded");
-    return 0;
-  }
+  if (!has_tier(config, "host_memory")) return 0;
   const uint64_t asked = config.size_bytes("cache.offload.host_memory_size"), most = machine_memory_bytes() / 2;
   if (asked > most)
     spdlog::warn("cache.offload.host_memory_size is {} MB, half of this machine's memory is {} MB: the host tier is limited to that",
                  asked / 1'000'000, most / 1'000'000);
   return static_cast<size_t>(std::min(asked, most));
+}
+
+/// Null: it is not configured, or cannot be had, which is told and keeps nothing from starting: the tier is disposable.
+std::unique_ptr<ExtentStore> open_disk(Env* env, const Config& config, const std::string& data_dir, const std::shared_ptr<DataKeys>& keys) {
+  if (!has_tier(config, "disk")) return nullptr;
+  ExtentStoreConfig c;
+  c.dir = config.text("cache.offload.path").empty() ? data_dir + "/extents" : config.text("cache.offload.path");
+  c.max_bytes = config.size_bytes("cache.offload.disk_size");
+  c.reserve_bytes = kDiskReserve;
+  c.ttl_ms = config.integer("cache.offload.ttl_hours") * 3'600'000;
+  c.check = [keys](const ExtentRow& row, std::span<const std::byte> bytes) -> Status {
+    const auto key = keys ? keys->of(row.namespace_id) : nullptr;
+    if (keys && key == nullptr) return fail(Code::kNotFound, "its namespace has no key any more", row.namespace_id);
+    return check_extent(bytes, key.get(), {row.id.key, row.parent, row.id.model, row.id.layout, row.namespace_id, row.position});
+  };
+  auto store = ExtentStore::open(env, std::move(c));
+  if (store) return std::move(*store);
+  spdlog::error("the disk tier cannot be used and this server goes on without it: {}", store.error().text());
+  return nullptr;
 }
 
 Status check_policy(const Config& config, const Graph& graph) {
@@ -83,6 +104,9 @@ StateConfig state_config(const Config& config, const Model& model, const EngineC
   c.numerics_id = model.numerics_id();
   c.budget_bytes = cache_budget(config);
   c.host_budget_bytes = host_budget(config);
+  c.transfer_threads = config.flag("cache.offload.enable") ? 1 : 0;
+  c.offload_threshold = config.number("cache.offload.threshold");
+  c.restore_deadline_ms = config.is_auto("cache.offload.restore_deadline_ms") ? kRestoreDeadlineMs : config.integer("cache.offload.restore_deadline_ms");
   c.max_sequences = static_cast<int>(config.integer("scheduler.max_num_seqs"));
   c.kernel_layout_id = page_layout_id(model.graph().state);
   c.max_step_tokens = std::max(engine.prefill_chunk, engine.max_batch_size);
@@ -119,7 +143,7 @@ PlanQuestion plan_question(const Config& config, const Model& model) {
   return q;
 }
 
-Result<EngineRoom> open_engine_room(Env* env, const Config& config, const std::string& data_dir, Catalog* catalog) {
+Result<EngineRoom> open_engine_room(Env* env, const Config& config, const std::string& data_dir, Catalog* catalog, Catalog* keys) {
   EngineRoom room;
   CARREL_ASSIGN(ModelChoice choice, choose_model(env, config, data_dir, catalog));
   choice.options.admit = [&](const Model& sizes) {
@@ -142,7 +166,15 @@ Result<EngineRoom> open_engine_room(Env* env, const Config& config, const std::s
   warn_of_less(config, room.model->graph());
   warn_of_small_tier(config, room.model->graph().state);
   const EngineConfig engine = engine_config(config);
-  CARREL_ASSIGN(room.state, StateManager::create(state_config(config, *room.model, engine)));
+  StateConfig state = state_config(config, *room.model, engine);
+  state.env = env;
+  if (keys != nullptr && config.flag("cache.offload.enable")) {
+    if (config.flag("cache.offload.encrypt")) room.keys = std::make_shared<DataKeys>(keys);
+    room.disk = open_disk(env, config, data_dir, room.keys);
+    state.disk = room.disk.get();
+    if (room.keys) state.seal_key = [keys = room.keys](const std::string& id) { return keys->of(id); };
+  }
+  CARREL_ASSIGN(room.state, StateManager::create(std::move(state)));
   for (const std::string& line : state_lines(room.model->graph().state, room.state->stats())) spdlog::info("{}", line);
   room.engine = std::make_unique<Engine>(engine, room.model.get(), room.state.get(), env);
   return room;
@@ -158,7 +190,7 @@ Result<EngineRoom> open_engine_room(Env* env, const std::string& data_dir, const
   if (has_catalog(env, data_dir)) {
     CARREL_ASSIGN(catalog, open_catalog(env, data_dir));
   }
-  return open_engine_room(env, config, data_dir, catalog.get());
+  return open_engine_room(env, config, data_dir, catalog.get(), nullptr);
 }
 
 }  // namespace carrel

@@ -129,7 +129,8 @@ Result<std::unique_ptr<StateManager>> Bench::fresh(bool stranger) const {
   c.numerics_id = impl_->model.numerics_id();
   c.kernel_layout_id = page_layout_id(state());
   for (const StateSpec& g : state().groups) c.budget_bytes += kCopies * n_pages * page_bytes(g, state().block_size);
-  c.host_budget_bytes = 2 * c.budget_bytes;
+  for (size_t i = 0; i < n_pages; i++) c.host_budget_bytes += kCopies * 4 * kExtentUnitBytes;  // extents are padded
+  c.host_budget_bytes += 2 * c.budget_bytes;
   c.budget_bytes += kCopies * (state().slot_bytes + 64);
   c.max_step_tokens = kChunk;
   c.reuse = impl_->reuse;

@@ -63,6 +63,14 @@ std::string StateManager::Impl::breach() const {
       if (c.page && !owners.add(c.page.data())) return "I3: registers of a sequence have two owners";
     for (const int64_t b : seq->announced) announcements[seq->keys[static_cast<size_t>(b)]]++;
   }
+  for (const auto& r : restores) {
+    for (const Lease& l : r->leases) leases[l.record()]++;
+    for (const Restore::Item& item : r->items)
+      for (const Restore::Part& part : item.parts)
+        if (part.page && !owners.add(part.page.data())) return "I3: a page of a restore has another owner";
+  }
+  for (const Down& d : under_way)
+    for (const Lease& l : d.leases) leases[l.record()]++;
   if (announcements != announced) return "I2: requests wait for blocks that nobody computes, or the reverse";
 
   std::string text;

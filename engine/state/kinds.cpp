@@ -12,25 +12,25 @@ constexpr KindWords kKinds[] = {
      "a record per block, kept from the moment the block is full; a prefix is dropped from its end backwards, and at once when no resume "
      "point "
      "needs it",
-     "whole records come back from host memory, digest checked; else computed again", "every block from the first token to the point"},
+     "whole records come back from a lower tier, seal checked; else computed again", "every block from the first token to the point"},
     {StateKind::kTail, "the seed of the next compressed row: what the last block leaves to the one after it",
      "a small record per block; dropped with the resume point that it belongs to",
-     "the record comes back from host memory, digest checked; else computed again", "the last block before the point"},
+     "the record comes back from a lower tier, seal checked; else computed again", "the last block before the point"},
     {StateKind::kWindow, "keys and values of the last W tokens",
      "a record per block; those in the middle of a prompt are dropped first, the last window of a conversation last",
-     "the records of the window come back from host memory, digest checked; else computed again",
+     "the records of the window come back from a lower tier, seal checked; else computed again",
      "the blocks that hold the W − 1 tokens before the point"},
     {StateKind::kIndexer, "keys by which the indexer chooses compressed rows; grows with them", "like the compressed rows it belongs to",
-     "whole records come back from host memory, digest checked; else computed again", "every block from the first token to the point"},
+     "whole records come back from a lower tier, seal checked; else computed again", "every block from the first token to the point"},
     {StateKind::kRecurrent, "registers: one value that sums up all tokens so far",
      "kept at state points only: the prompt's end, ends of messages, junctions, the rungs of the ladder; thinned when the namespace's "
      "share of the "
      "budget is used up",
-     "copied from the record into the sequence's slot, from host memory with its digest checked; else computed again",
+     "copied from the record into the sequence's slot, from a lower tier with its seal checked; else computed again",
      "the registers at exactly the point"},
 };
 
-constexpr std::string_view kResidencies[] = {"absent", "evicted", "quarantined", "half_block", "layout", "epoch", "alignment"};
+constexpr std::string_view kResidencies[] = {"absent", "evicted", "offloaded", "quarantined", "half_block", "layout", "epoch", "alignment"};
 
 VetoWords absent(StateKind kind) {
   if (kind == StateKind::kRecurrent)
@@ -41,7 +41,7 @@ VetoWords absent(StateKind kind) {
 
 VetoWords evicted(StateKind kind) {
   std::string cure =
-      "raise cache.max_size_gb, or keep what is dropped in host memory (cache.offload.enable, cache.offload.host_memory_size)";
+      "raise cache.max_size_gb, or keep what is dropped in lower tiers (cache.offload.enable, .host_memory_size, .disk_size)";
   if (kind == StateKind::kWindow)
     return {"the window at this point was dropped to make room; those in the middle of a prompt go first", std::move(cure)};
   if (kind == StateKind::kRecurrent) return {"the registers at this point were dropped to make room, or thinned out", std::move(cure)};
@@ -96,6 +96,9 @@ GroupFigures figures_of(const StateSpec& spec, int block_size) {
 VetoWords explain_veto(StateKind kind, std::string_view residency) {
   if (residency == "absent") return absent(kind);
   if (residency == "evicted") return evicted(kind);
+  if (residency == "offloaded")
+    return {"its copy lies in a lower tier that was too slow: it missed a deadline lately, or computing again is quicker by measured rates",
+            "a faster disk for cache.offload.path, a larger cache.offload.host_memory_size, or a longer cache.offload.restore_deadline_ms"};
   if (residency == "quarantined") return failed("a check or a digest failed before");
   if (residency == "half_block") return failed("check 1: a record lacks rows of its block");
   if (residency == "layout") return failed("check 2: a record is laid out otherwise than the kernels read it");

@@ -1,5 +1,4 @@
-// Inside of the state manager, shared by its three sources: state_manager.cpp (admit, match, purge), sequence.cpp (reserve, advance,
-// release) and audit.cpp (the four invariants). Nobody else includes this.
+// Inside of the state manager, shared by the sources that are its methods (README.md lists them). Nobody else includes this.
 #pragma once
 #include <atomic>
 #include <map>
@@ -11,6 +10,7 @@
 #include "engine/state/page_pool.h"
 #include "engine/state/prefix_index.h"
 #include "engine/state/state_manager.h"
+#include "engine/state/transfers.h"
 
 namespace carrel {
 
@@ -76,6 +76,8 @@ struct StateManager::Impl {
   uint32_t epoch = 1;
   uint64_t tick = 0;  // admissions so far: the clock of decay
   std::map<std::pair<std::string, Digest>, int> namespaces;
+  std::vector<std::pair<std::string, Digest>> namespace_names;  // [number]
+  std::set<std::string> namespace_ids;
   std::map<std::string, uint64_t> purges;                 // of each namespace
   std::unordered_map<Digest, int, DigestHash> announced;  // blocks that live sequences are computing → how many of them
   std::set<Sequence::Impl*> live;
@@ -83,6 +85,42 @@ struct StateManager::Impl {
   StateStats counters;
   int inert_streak = 0;
 
+  // ---- lower tiers
+  ExtentStore* const disk;
+  const Digest extent_rows;  // ExtentIdentity::layout of this model and these kernels
+  /// What the disk has of blocks that nobody asked for yet.
+  struct OnDisk {
+    uint64_t groups[std::size(kExtentSets)] = {};
+  };
+  std::unordered_map<Digest, OnDisk, DigestHash> on_disk;
+  std::set<std::shared_ptr<Restore>> restores;      // planned, under way, ready
+  std::deque<std::shared_ptr<Restore>> to_restore;  // planned, for the threads
+  std::vector<std::shared_ptr<Restore>> ready;
+  std::vector<ExtentId> doomed;  // on disk, and nobody wants them
+  TransferRates rates;
+  std::function<void()> wake;
+  struct Due {
+    Digest key{};
+    ExtentSet set = ExtentSet::kLogs;
+    int64_t due_ns = 0;
+  };
+  std::deque<Due> due_down;
+  std::atomic<uint64_t> sealed{0};  // sequence of extents where no store gives one
+  std::mutex writing;               // outside mu: one batch at a time
+  std::unique_ptr<TransferThreads> restorers, writer;
+
+  /// A copy to be made: nothing in it is the table's but the leases.
+  struct Down {
+    BlockToSeal what;
+    uint64_t groups = 0, generation = 0;
+    size_t n_bytes = 0;
+    int ns = 0;
+    uint32_t epoch = 0;
+    bool replaces = false, valid = false;
+    std::vector<Lease> leases;
+    std::shared_ptr<const AlignedBytes> extent;
+  };
+  std::vector<Down> under_way;  // its leases are under mu; the rest is the writer's
   // state_manager.cpp
   int64_t n_groups() const { return static_cast<int64_t>(config.model.groups.size()); }
   const StateSpec& spec(int64_t g) const { return config.model.groups[static_cast<size_t>(g)]; }
@@ -96,13 +134,66 @@ struct StateManager::Impl {
   void fill_keys(const AdmitRequest& request, BlockKeys& keys, size_t n_blocks) const;
   std::optional<int> find_namespace(const AdmitRequest& request) const;
   int intern_namespace(const AdmitRequest& request);
-  Match match(const Walk& walk, std::vector<Record*>& failed) const;
+  /// device_only: as if there were no lower tiers.
+  Match match(const Walk& walk, std::vector<Record*>& failed, bool device_only = false) const;
   void quarantine(Record* record, Check failed);
-  Result<Admission> admit_locked(const AdmitRequest& request, const BlockKeys& keys);
+  /// restore: what has to be done first, when the answer is an empty Admission.
+  Result<Admission> admit_locked(const AdmitRequest& request, const BlockKeys& keys, std::shared_ptr<Restore>* restore);
   /// Block of a group that a resume at n_blocks reads first; it reads all up to n_blocks.
   int64_t first_read(int64_t group, int64_t n_blocks) const;
-  bool verify_host(const Walk& walk, const Match& match);
-  Status restore(Sequence::Impl& seq, const Walk& walk, int64_t n_blocks);
+  // restore.cpp
+  bool resident(const Walk& walk, int64_t n_blocks) const;
+  BlockToOpen extent_of(const Block& block, ExtentSet set) const;
+  ExtentId id_of(const Block& block, ExtentSet set) const;
+  Result<std::shared_ptr<Restore>> plan_restore(const Walk& walk, int64_t n_blocks);
+  void finish_restore(const std::shared_ptr<Restore>& r);
+  void drop_restore(const std::shared_ptr<Restore>& r);
+  void condemn(const Restore::Item& item, const Restore::Part& part);
+  std::vector<std::shared_ptr<Restore>> take_ready(const Walk& walk, int64_t n_blocks, Match& match);
+  Result<bool> bring_back(const Walk& walk, Match& match, std::shared_ptr<Restore>* restore);
+  void drop_ready(const std::function<bool(const Restore&)>& which);
+  void revoke_restores(int ns);
+  bool being_restored(const Walk& walk, int64_t n_blocks) const;
+  bool worth_restoring(const Walk& walk, int64_t n_blocks, int64_t resident_blocks) const;
+  /// One planned restore, run and finished. False: none waits.
+  bool restore_some();
+
+  // table.cpp
+  void flip_copy_for_test(Block* block, int group);
+  std::vector<std::shared_ptr<const AlignedBytes>> seal_all(Block* block);
+  bool adopt_extent(Block* block, const std::shared_ptr<const AlignedBytes>& extent);
+  int64_t purge_disk(const std::string& namespace_id);
+
+  // tiers.cpp
+  void begin_tiers();
+  void end_tiers();
+  /// walk_chain, over what the disk has, too.
+  Walk walk(const BlockKeys& keys, std::span<const int32_t> tokens, int ns, int64_t n_blocks);
+  int64_t load_disk_rows();  // answers how many extents are usable
+  void meet_disk(Block* block);
+  /// A hit at the end of these blocks: the point is worth more, and so are the copies of what it stands on.
+  void touch(const Walk& walk, int64_t n_blocks);
+
+  // write_back.cpp
+  bool offloading() const { return index.host_budget_bytes() > 0 || disk != nullptr; }
+  std::shared_ptr<const ExtentKey> data_key(int ns) const;
+  std::shared_ptr<const ExtentKey> data_key_unlocked(const std::string& id) const {
+    return config.seal_key ? config.seal_key(id) : nullptr;
+  }
+  Down describe(Block* block, ExtentSet set);
+  uint64_t device_groups(const Block& block, ExtentSet set) const;
+  uint64_t purges_of(int ns) const;
+  static void keep_digests(Block* block, const Down& d);
+  bool copy_down_now(Block* block);
+  void queue_down(Block* node, bool point);
+  std::vector<Down> take_down(bool all);
+  bool write_some(bool all);
+  Block* still_wanted(const Down& d);
+  void store(std::vector<Down>& batch);
+  void make_disk_room(size_t n_bytes, const std::vector<Result<PutOutcome>>& why);
+  void forget_on_disk(std::span<const ExtentId> ids);
+  void erase_doomed();
+
   void pin(Sequence::Impl& seq, const Walk& walk, int64_t n_blocks);
   void count_match(const AdmitRequest& request, const Match& match, const Walk& walk, int64_t max_blocks);
   void announce(Sequence::Impl& seq, int64_t from, int64_t to);
@@ -125,7 +216,7 @@ struct StateManager::Impl {
   void publish(Sequence::Impl& seq, int64_t block);
   Block* ensure_chain(Sequence::Impl& seq, int64_t block);
   Block* find_chain(const Sequence::Impl& seq, int64_t block) const;
-  bool same_in_host(Block* node, int group, const Digest& digest);
+  bool same_in_copy(Block* node, int group, const Digest& digest);
   bool settle_known(Sequence::Impl& seq, int64_t block, Block* node);
   void withdraw(Sequence::Impl& seq, int64_t up_to);
   void stop_storing(Sequence::Impl& seq);

@@ -21,7 +21,7 @@ Lease::~Lease() {
 }
 
 PrefixIndex::PrefixIndex(const ModelState& model, int64_t max_ghosts, size_t host_budget_bytes)
-    : model_(model), max_ghosts_(max_ghosts), host_budget_bytes_(host_budget_bytes), layout_(sha256(row_layout_id(model))) {
+    : model_(model), max_ghosts_(max_ghosts), host_budget_bytes_(host_budget_bytes) {
   for (const StateSpec& g : model.groups) {
     page_bytes_.push_back(page_bytes(g, model.block_size));
     if (is_log(g.kind)) {
@@ -65,6 +65,7 @@ Block* PrefixIndex::ensure(const Digest& key, Block* parent, int ns, std::span<c
   n_ghosts_++;
   idle_ghosts_.emplace(block->ghosted, block);
   blocks_.emplace(key, std::move(made));
+  if (on_new_block) on_new_block(block);
   return block;
 }
 
@@ -267,21 +268,27 @@ bool PrefixIndex::evict_one() {
 
 bool PrefixIndex::evict_recurrent(int ns) {
   const auto at = recurrent_.find(ns);
-  return at != recurrent_.end() && evict_first(at->second.queue);
+  return at != recurrent_.end() && evict_first(at->second.queue, at->second.newest);
 }
 
-bool PrefixIndex::evict_first(const Queue& queue) {
-  while (!queue.empty()) {
-    const Entry e = *queue.begin();
+bool PrefixIndex::evict_first(const Queue& queue, std::span<const uint64_t> spared) {
+  const auto is_spared = [&](const Entry& e) { return std::find(spared.begin(), spared.end(), e.block->id) != spared.end(); };
+  for (auto at = queue.begin(); at != queue.end();) {
+    if (is_spared(*at)) {
+      ++at;
+      continue;
+    }
+    const Entry e = *at;
     Record* record = e.group < 0 ? nullptr : e.block->records[static_cast<size_t>(e.group)].get();
     Candidate& c = record == nullptr ? e.block->logs : record->candidate;
     const bool window = record != nullptr && model_.groups[static_cast<size_t>(e.group)].kind == StateKind::kWindow;
     const double now = window ? window_score(*e.block, e.group) : point_score(*e.block);
     if (now > e.score) {  // worth more since it was queued
       set_candidate(c, e.block, e.group, true, now);
+      at = queue.begin();
       continue;
     }
-    if (now > kWorthless) offload(e.block);  // what nobody can resume at is not worth a copy
+    if (now > kWorthless && before_evict) before_evict(e.block);  // what nobody can resume at is not worth a copy
     if (record == nullptr) {
       evict_logs(e.block);
     } else {
@@ -296,7 +303,7 @@ bool PrefixIndex::evict_first(const Queue& queue) {
 // ---- forgetting
 
 void PrefixIndex::drop_block(Block* block) {
-  drop_host(block, -1);
+  for (const ExtentSet set : kExtentSets) forget_copy(block, set, -1, RecordState::kEvicted);
   if (block->ghosted != 0) {
     idle_ghosts_.erase(block->ghosted);
     n_ghosts_--;
@@ -325,7 +332,7 @@ int64_t PrefixIndex::erase(int ns) {
     for (size_t g = 0; g < b->records.size(); g++) {
       if (b->records[g])
         detach(b->records[g].get(), RecordState::kEvicted);
-      else if (!in_host(*b, static_cast<int>(g)))
+      else if (!in_lower(*b, static_cast<int>(g)))
         continue;
       n++;
     }
@@ -337,6 +344,7 @@ int64_t PrefixIndex::erase(int ns) {
 std::string PrefixIndex::audit() const {
   const auto breach = [](const Block& b, const char* what) { return std::string("block ") + std::to_string(b.id) + ": " + what; };
   size_t host_bytes = 0, n_host = 0;
+  int64_t n_copies = 0;
   size_t n_queued = 0, n_recurrent = 0, n_recurrent_queued = 0;
   std::unordered_map<int, size_t> recurrent_bytes;
   int64_t n_ghosts = 0;
@@ -347,13 +355,15 @@ std::string PrefixIndex::audit() const {
     if (b.parent != nullptr &&
         (b.child_slot >= b.parent->children.size() || b.parent->children[b.child_slot] != &b || b.depth != b.parent->depth + 1))
       return breach(b, "its parent does not know it");
-    int n_resident = b.host ? 1 : 0, n_logs = 0, n_log_children = 0;
-    if (b.host) {
-      host_bytes += b.host->extent.size();
-      n_host++;
-      const auto at = host_order_.find(b.host->used);
-      if (at == host_order_.end() || at->second != &b || b.host->groups == 0 || b.host->n_pins != 0)
-        return breach(b, "its copy in host memory is not accounted for");
+    int n_resident = 0, n_logs = 0, n_log_children = 0;
+    for (const ExtentSet set : kExtentSets) {
+      const LowerCopy& c = b.lower[static_cast<size_t>(set)];
+      n_resident += c.exists() ? 1 : 0;
+      n_copies += c.exists() ? 1 : 0;
+      host_bytes += c.host ? c.host->size() : 0;
+      n_host += c.host ? 1 : 0;
+      if (c.exists() != (c.groups != 0) || (c.host && !host_queue_.contains({c.score, b.id, set, nullptr})) || c.n_pins < 0)
+        return breach(b, "its copy in a lower tier is not accounted for");
     }
     for (const Block* c : b.children) n_log_children += c->n_logs > 0 ? 1 : 0;
     for (size_t g = 0; g < b.records.size(); g++) {
@@ -385,7 +395,8 @@ std::string PrefixIndex::audit() const {
     if (r.bytes != recurrent_bytes[ns]) return "the bytes of a namespace's recurrent records are off";
   }
   if (n_recurrent != n_recurrent_queued) return "a namespace's queue of recurrent records is off";
-  if (host_bytes != host_bytes_ || n_host != host_order_.size()) return "the ledger of host memory does not sum up";
+  if (host_bytes != host_bytes_ || n_host != host_queue_.size() || n_copies != n_copies_)
+    return "the ledger of host memory does not sum up";
   if (host_bytes_ > host_budget_bytes_) return "the budget of host memory is exceeded";
   if (n_queued != queue_.size()) return "the eviction queue has entries of records that are gone";
   if (n_idle != n_idle_) return "the count of idle records is off";

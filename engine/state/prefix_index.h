@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <memory>
 #include <set>
@@ -15,7 +16,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "engine/state/extent.h"
+#include "engine/state/block_extent.h"
 #include "engine/state/record.h"
 #include "engine/state/spec.h"
 
@@ -62,36 +63,55 @@ class PrefixIndex {
   void touch(Block* block, double weight, uint64_t tick);
   /// Frees the least valuable record (or block of log records) that nobody leases. False: there is none.
   bool evict_one();
-  /// Frees the least valuable recurrent record of a namespace that nobody leases. False: there is none.
+  /// Frees the least valuable recurrent record of a namespace that nobody leases, the newest points apart. False: there is none.
   bool evict_recurrent(int ns);
+  /// The block ends at the newest point of its kind: 0, the last boundary of a prompt; 1, the end of an answer.
+  void set_newest(Block* block, int kind) { recurrent_[block->ns].newest[kind] = block->id; }
   /// Of published recurrent records of a namespace.
   size_t recurrent_bytes(int ns) const {
     const auto at = recurrent_.find(ns);
     return at == recurrent_.end() ? 0 : at->second.bytes;
   }
-  // ---- host tier (host_tier.cpp)
-  bool in_host(const Block& block, int group) const { return block.host && (block.host->groups >> group & 1) != 0; }
-  /// Copies what the block has on the device, beside what the host has of it already. False: the copy does not fit the host budget.
-  bool offload(Block* block);
-  /// The part of a group, borrowed until the copy changes. kCorrupt: the copy is no extent of this block, or lacks the part.
-  Result<ExtentPart> host_part(const Block& block, int group) const;
-  /// Whether its rows are what was sealed; it counts as a use. False: the part was dropped.
-  bool verify_host(Block* block, int group);
-  /// All that the block has, wherever it is, as an extent; empty: nothing.
-  Bytes encode(const Block& block) const;
-  bool is_extent_of(const Digest& key, std::span<const std::byte> extent) const;
-  /// Makes an extent of the block its copy, in the place of an older one. False: it does not fit the budget.
-  bool attach(Block* block, Bytes extent);
-  /// Forgets a part (group < 0: all of them).
-  void drop_host(Block* block, int group);
-  void pin_host(Block* block, int delta);
-  /// Flips a bit in the rows of a part.
-  void damage_host_for_test(Block* block, int group);
+  // ---- lower tiers (lower_tiers.cpp)
+  LowerCopy& lower(Block* block, int group) const { return block->lower[static_cast<size_t>(set_of_group(group))]; }
+  /// Whether the group could be restored from a copy.
+  bool in_lower(const Block& block, int group) const {
+    const LowerCopy& c = block.lower[static_cast<size_t>(set_of_group(group))];
+    return c.exists() && (c.groups >> group & 1) != 0;
+  }
+  ExtentSet set_of_group(int group) const { return set_of(model_.groups[static_cast<size_t>(group)].kind); }
+  /// Bit per group of the set that the block has on the device and in no copy.
+  uint64_t uncopied(const Block& block, ExtentSet set) const;
+  /// Host memory keeps an extent of these groups, in the place of an older one. False: it does not fit the budget.
+  bool attach_host(Block* block, ExtentSet set, std::shared_ptr<const AlignedBytes> extent, uint64_t groups);
+  /// The disk has one.
+  void attach_disk(Block* block, ExtentSet set, uint64_t groups);
+  /// It has none any more.
+  void detach_disk(Block* block, ExtentSet set);
+  /// Host memory gives its copy up; the disk keeps what it has.
+  void drop_host(Block* block, ExtentSet set);
+  /// Nothing is restored from a copy again: of one group, or (group < 0) of all groups of the set. True: the disk has an extent that nobody
+  /// wants any more.
+  bool forget_copy(Block* block, ExtentSet set, int group, RecordState why);
+  /// A use by a request that resumed at the point: what the block keeps below is worth as much as that.
+  void touch_copies(Block* block, const Block& point);
   size_t host_bytes() const { return host_bytes_; }
   size_t host_budget_bytes() const { return host_budget_bytes_; }
-  int64_t n_host() const { return static_cast<int64_t>(host_order_.size()); }
-  uint64_t n_offloaded() const { return n_offloaded_; }
+  /// Whether any block has a copy anywhere.
+  bool has_copies() const { return n_copies_ > 0; }
+  int64_t n_host() const { return static_cast<int64_t>(host_queue_.size()); }
   uint64_t n_host_evicted() const { return n_host_evicted_; }
+  /// Called before something that is worth keeping is evicted from the device.
+  std::function<void(Block*)> before_evict;
+  /// Called when a block is first heard of: what the disk has of it is attached.
+  std::function<void(Block*)> on_new_block;
+  /// Called with blocks of the front of the queue of what may be evicted, best last: f(Block*) false ends it.
+  template <class F>
+  void for_each_candidate(size_t most, F&& f) const {
+    size_t n = 0;
+    for (const Entry& e : queue_)
+      if (e.score > std::numeric_limits<double>::lowest() && (++n > most || !f(e.block))) return;
+  }
 
   /// Forgets ghosts beyond the limit, oldest first. Blocks found before may be gone afterwards.
   void trim_ghosts();
@@ -104,15 +124,15 @@ class PrefixIndex {
   int64_t n_leased(int group) const { return n_leased_[static_cast<size_t>(group)]; }
   int64_t n_idle(int group) const { return n_idle_[static_cast<size_t>(group)]; }  // resident and not leased
   int64_t n_resident(int group) const { return n_resident_[static_cast<size_t>(group)]; }
-  /// The blocks of a namespace, parents before children. f(const Block&).
+  /// The blocks of a namespace, parents before children. f(Block&).
   template <class F>
   void for_each_block(int ns, F&& f) const {
-    std::vector<const Block*> all;
+    std::vector<Block*> all;
     for (const auto& [key, block] : blocks_)
       if (block->ns == ns) all.push_back(block.get());
     std::sort(all.begin(), all.end(),
               [](const Block* a, const Block* b) { return a->depth != b->depth ? a->depth < b->depth : a->id < b->id; });
-    for (const Block* b : all) f(*b);
+    for (Block* b : all) f(*b);
   }
   /// Every record there is, attached or not. f(const Record&).
   template <class F>
@@ -144,10 +164,11 @@ class PrefixIndex {
   struct Recurrent {
     size_t bytes = 0;
     Queue queue;
+    uint64_t newest[2] = {};  // ids of blocks; 0: none
   };
 
   void release(Record* record, uint64_t generation);
-  bool evict_first(const Queue& queue);
+  bool evict_first(const Queue& queue, std::span<const uint64_t> spared = {});
   void drop_block(Block* block);
   void became_resident(Block* block, bool log);
   void lost_resident(Block* block, bool log);
@@ -159,14 +180,25 @@ class PrefixIndex {
   double point_score(const Block& block) const;
   double window_score(const Block& block, int group) const;
   void evict_logs(Block* block);
-  bool has(const Block& block, size_t group) const { return block.records[group] != nullptr || in_host(block, static_cast<int>(group)); }
+  bool has(const Block& block, size_t group) const { return block.records[group] != nullptr || in_lower(block, static_cast<int>(group)); }
   bool make_host_room(size_t n_bytes);
-  void touch_host(Block* block);
+  double copy_score(const Block& point, const LowerCopy& copy) const;
+  struct HostEntry {
+    double score;
+    uint64_t id;
+    ExtentSet set;
+    Block* block;
+    bool operator<(const HostEntry& o) const {
+      if (score != o.score) return score < o.score;
+      if (id != o.id) return id > o.id;  // of equals the younger, which is the deeper one
+      return set > o.set;
+    }
+  };
+  HostEntry entry_of(Block* block, ExtentSet set) const { return {block->lower[static_cast<size_t>(set)].score, block->id, set, block}; }
 
   const ModelState& model_;
   const int64_t max_ghosts_;
   const size_t host_budget_bytes_;
-  const Digest layout_;  // of row_layout_id
   int n_log_groups_ = 0;
   int64_t max_window_blocks_ = 1;
   std::vector<size_t> page_bytes_;  // [group]
@@ -179,10 +211,10 @@ class PrefixIndex {
   std::map<uint64_t, Block*> idle_ghosts_;        // ghosts without children, by age
   int64_t n_ghosts_ = 0;
   uint64_t next_id_ = 1, next_generation_ = 1, next_ghost_ = 1;
-  uint64_t n_evicted_ = 0, n_offloaded_ = 0, n_host_evicted_ = 0;
+  uint64_t n_evicted_ = 0, n_host_evicted_ = 0;
   size_t host_bytes_ = 0;
-  std::map<uint64_t, Block*> host_order_;  // by last use
-  uint64_t next_use_ = 1;
+  std::set<HostEntry> host_queue_;
+  int64_t n_copies_ = 0;
   std::vector<int64_t> n_leased_, n_resident_, n_idle_;  // [group]
 };
 

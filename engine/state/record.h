@@ -14,12 +14,13 @@
 
 #include "base/env.h"
 #include "base/hash.h"
+#include "engine/state/block_extent.h"
 #include "engine/state/page_pool.h"
 
 namespace carrel {
 
 /// Life of one (block, group): empty → writing → sealed → published → evicted | quarantined. Writing and sealed pages are private to a
-/// sequence. What was evicted may still have a copy in host memory (HostCopy), from which it is published again.
+/// sequence. What was evicted may still have a copy in a lower tier (LowerCopy), from which it is published again.
 enum class RecordState : uint8_t { kEmpty, kWriting, kSealed, kPublished, kEvicted, kQuarantined };
 
 constexpr std::string_view to_string(RecordState s) {
@@ -50,12 +51,17 @@ struct Record {
   Candidate candidate;
 };
 
-/// What host memory keeps of a block: an extent (extent.h).
-struct HostCopy {
-  Bytes extent;
-  uint64_t groups = 0;  // bit per group that can be restored from it
-  uint64_t used = 0;    // order of the last use
-  int32_t n_pins = 0;   // admissions that are about to read it
+/// What host memory and disk keep of a block's groups of one set: the same extent (block_extent.h).
+struct LowerCopy {
+  std::shared_ptr<const AlignedBytes> host;  // null: not in host memory
+  bool on_disk = false;
+  bool queued = false;                          // is being written, or waits for it
+  uint64_t groups = 0;                          // bit per group that can be restored from it
+  std::vector<std::pair<int, Digest>> digests;  // of groups that this process copied
+  double score = 0;                             // place in the queue of what host memory gives up
+  int32_t n_pins = 0;                           // restores that will read it
+  int64_t avoid_until = 0;                      // mono ns: its tier was too slow lately
+  bool exists() const { return host != nullptr || on_disk; }
 };
 
 struct Block {
@@ -66,10 +72,10 @@ struct Block {
   std::vector<int32_t> tokens;
   std::vector<std::unique_ptr<Record>> records;  // [group]
   std::vector<RecordState> lost;                 // [group] why there is no record
-  std::unique_ptr<HostCopy> host;                // null: nothing
+  LowerCopy lower[std::size(kExtentSets)];
   std::vector<Block*> children;
   size_t child_slot = 0;           // index in parent->children
-  int n_resident = 0, n_logs = 0;  // n_resident: records, and one for the host copy
+  int n_resident = 0, n_logs = 0;  // n_resident: records, and one for each copy in a lower tier
   int n_log_children = 0;          // children that hold a log record
   double hits = 0;                 // decayed, as of hits_tick; of the state point at this block's end
   uint64_t hits_tick = 0;

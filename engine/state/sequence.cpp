@@ -205,6 +205,7 @@ void StateManager::Impl::publish_newest(Sequence::Impl& seq) {
   if (node == nullptr || node->n_logs == 0) return;
   for (size_t i = 0; i < recurrent.size(); i++)
     if (!node->records[recurrent[i]]) publish_cell(seq, node, recurrent[i], seq.newest.cells[i]);
+  index.set_newest(node, 1);
   counters.captured++;
 }
 
@@ -259,8 +260,7 @@ bool StateManager::Impl::settle_known(Sequence::Impl& seq, int64_t block, Block*
   for (size_t g = 0; g < node->records.size(); g++) {
     Record* r = node->records[g].get();
     const Cell& own = seq.cells[g][static_cast<size_t>(block)];
-    if (r == nullptr && own.page && index.in_host(*node, static_cast<int>(g)) && !same_in_host(node, static_cast<int>(g), own.digest))
-      equal = false;
+    if (r == nullptr && own.page && !same_in_copy(node, static_cast<int>(g), own.digest)) equal = false;
     if (r == nullptr || !own.page) continue;
     if (const auto failed = failed_check(*r, rule())) {
       quarantine(r, *failed);
@@ -290,18 +290,22 @@ bool StateManager::Impl::settle_known(Sequence::Impl& seq, int64_t block, Block*
   return true;
 }
 
-/// Compares what was computed again with the copy in host memory, which is dropped when it differs.
-bool StateManager::Impl::same_in_host(Block* node, int group, const Digest& digest) {
+/// Compares what was computed again with its copy in a lower tier, where this process made that; it is dropped when it differs.
+bool StateManager::Impl::same_in_copy(Block* node, int group, const Digest& digest) {
+  const LowerCopy& copy = index.lower(node, group);
+  if (!index.in_lower(*node, group)) return true;
+  const auto known = std::find_if(copy.digests.begin(), copy.digests.end(), [&](const auto& d) { return d.first == group; });
+  if (known == copy.digests.end()) return true;
   counters.compared++;
-  const auto part = index.host_part(*node, group);
-  if (part && part->digest == digest) return true;
+  if (known->second == digest) return true;
   counters.digest_mismatches++;
   counters.quarantined++;
   spdlog::error(
-      "{}: group {} at token {} was computed again with another result than its copy in host memory, which was dropped; check memory "
-      "and kernels",
+      "{}: group {} at token {} was computed again with another result than its copy in a lower tier, which was dropped; check memory and "
+      "kernels",
       config.label, spec(group).name, node->depth * block_size);
-  index.drop_host(node, part ? group : -1);
+  if (index.forget_copy(node, index.set_of_group(group), -1, RecordState::kQuarantined))
+    doomed.push_back(id_of(*node, index.set_of_group(group)));
   return false;
 }
 
@@ -324,6 +328,7 @@ void StateManager::Impl::publish(Sequence::Impl& seq, int64_t block) {
     }
     if (captured && !point) keep_newest(seq, block);
     if (captured && point) counters.captured++;
+    if (captured && block + 1 == matchable_blocks(seq.n_prompt)) index.set_newest(node, 0);
     for (size_t g = 0; g < node->records.size(); g++) {
       Cell& own = seq.cells[g][static_cast<size_t>(block)];
       if (node->records[g] || !own.page) continue;
@@ -338,6 +343,7 @@ void StateManager::Impl::publish(Sequence::Impl& seq, int64_t block) {
       drop_newest(seq);
     const double hits = worth(seq, block + 1);
     if (hits == 1 || node->hits <= 0) index.touch(node, hits, tick);
+    queue_down(node, recurrent.empty() ? hits >= kMessageHits : captured && point);
   } else {
     for (const size_t g : recurrent)  // kept for nobody
       if (seq.cells[g][static_cast<size_t>(block)].page) seq.set_cell(g, block, Cell{});
@@ -395,8 +401,11 @@ void StateManager::Impl::release(Sequence::Impl& seq) {
   withdraw(seq, kAllBlocks);
   const int64_t end = seq.n_past / block_size;
   if (end > 0 && static_cast<size_t>(end) <= seq.keys.size() && seq.storing)
-    if (Block* last = find_chain(seq, end - 1); last != nullptr) index.touch(last, 1, tick);
+    if (Block* last = find_chain(seq, end - 1); last != nullptr && worth(seq, end) < 1) index.touch(last, 1, tick);
   publish_newest(seq);
+  if (const int64_t point = recurrent.empty() ? end - 1 : seq.newest.block;
+      point >= 0 && seq.storing && static_cast<size_t>(point) < seq.keys.size())
+    if (Block* last = find_chain(seq, point); last != nullptr) queue_down(last, true);
   seq.newest.cells.clear();
   seq.cells.clear();
   trim_recurrent(seq.ns);

@@ -1,7 +1,7 @@
 // Faults that others shipped around registers, host memory and restores (cases_state), each with the counter that shows that reuse was on.
 #include <gtest/gtest.h>
 
-#include "engine/state/extent.h"
+#include "engine/state/block_extent.h"
 #include "engine/state/rows.h"
 #include "engine/state/state_sim.h"
 
@@ -61,26 +61,36 @@ TEST(Cases, case_state_a10) {  // a third kind of memory was added, and nobody w
                                group("registers", StateKind::kRecurrent, 0, 2, 3, 0, 7)});
   ASSERT_EQ(every.groups.size(), std::size(kStateKinds)) << "this test must name every kind";
   std::vector<std::vector<std::byte>> pages;
-  std::vector<ExtentSource> sources;
+  std::vector<ExtentSource> sources[2];
   uint8_t fill = 1;
   for (size_t g = 0; g < every.groups.size(); g++) {
     pages.emplace_back(page_bytes(every.groups[g], every.block_size));
     for (std::byte& b : pages[g]) b = std::byte{fill++};
     const RowLayout l = layout_of(every.groups[g], every.block_size);
-    sources.push_back({static_cast<int>(g), pages[g].data(), {}, digest_rows(pages[g].data(), l, every.groups[g].n_layers)});
+    sources[static_cast<size_t>(set_of(every.groups[g].kind))].push_back(
+        {static_cast<int>(g), pages[g].data(), digest_rows(pages[g].data(), l, every.groups[g].n_layers)});
   }
-  const Digest key = sha256("key"), layout = sha256(row_layout_id(every));
-  const Bytes extent = encode_extent(every, key, layout, sources);
-  const auto parts = decode_extent(every, key, layout, extent);
-  ASSERT_TRUE(parts) << parts.error().text();
-  ASSERT_EQ(parts->size(), every.groups.size());
-  for (size_t g = 0; g < parts->size(); g++) {
-    const RowLayout l = layout_of(every.groups[g], every.block_size);
-    EXPECT_TRUE(intact((*parts)[g]));
-    std::vector<std::byte> back(pages[g].size());
-    scatter_rows((*parts)[g].rows, l, every.groups[g].n_layers, back.data());
-    EXPECT_EQ(digest_rows(back.data(), l, every.groups[g].n_layers), sources[g].digest);
+  const ExtentKey key(sha256("data key"));
+  uint64_t covered = 0;
+  for (const ExtentSet set : kExtentSets) {
+    const BlockToOpen what{
+        {sha256("key"), sha256("parent"), sha256("model"), extent_layout(every, "n"), "a", 64}, set, std::vector<int32_t>(64, 7)};
+    const auto& own = sources[static_cast<size_t>(set)];
+    const auto extent = seal_block(every, {what.identity, set, what.tokens, own, nullptr}, &key, 1, Env::real());
+    ASSERT_TRUE(extent) << extent.error().text();
+    auto opener = BlockOpener::create(every, what, extent->span(), &key);
+    ASSERT_TRUE(opener) << opener.error().text();
+    covered |= groups_in(*view_block(every, what, extent->span()));
+    for (const ExtentSource& source : own) {
+      const StateSpec& spec = every.groups[static_cast<size_t>(source.group)];
+      std::vector<std::byte> back(page_bytes(spec, every.block_size));
+      const auto digest = opener->open(source.group, back.data());
+      ASSERT_TRUE(digest) << digest.error().text();
+      EXPECT_EQ(*digest, source.digest);
+      EXPECT_EQ(digest_rows(back.data(), layout_of(spec, every.block_size), spec.n_layers), source.digest);
+    }
   }
+  EXPECT_EQ(covered, (uint64_t{1} << every.groups.size()) - 1);
   every.groups[0].kind = static_cast<StateKind>(std::size(kStateKinds));
   const auto refused = StateManager::create(config_of(every));
   ASSERT_FALSE(refused) << "a kind that nothing carries must not start";
@@ -93,13 +103,19 @@ TEST(Cases, case_state_a11) {  // a damaged snapshot was refused, but its bytes 
   serve(*giver, ask(prompt));
   const StateSnapshot whole = giver->snapshot(ask(prompt));
   ASSERT_GT(whole.blocks.size(), 4u);
-  const size_t n = whole.blocks[0].extent.size();
+  const auto changed = [](const std::shared_ptr<const AlignedBytes>& from, size_t at, size_t n_bytes) {
+    auto copy = AlignedBytes::allocate(n_bytes);
+    std::copy_n(from->data(), n_bytes, copy->data());
+    if (at < n_bytes) copy->data()[at] ^= std::byte{0x10};
+    return std::make_shared<const AlignedBytes>(std::move(*copy));
+  };
+  const size_t n = whole.blocks[0].extents[0]->size();
   int refused = 0, found = 0;
   for (size_t at = 0; at < n; at += 61) {
     const auto m = make(with_host(qwen_like()));
     serve(*m, ask(other));
     StateSnapshot damaged = whole;
-    damaged.blocks[0].extent[at] ^= std::byte{0x10};
+    damaged.blocks[0].extents[0] = changed(whole.blocks[0].extents[0], at, n);
     const int64_t taken = m->adopt(ask(prompt), damaged);
     if (taken == 0) {
       refused++;
@@ -113,7 +129,8 @@ TEST(Cases, case_state_a11) {  // a damaged snapshot was refused, but its bytes 
   EXPECT_GT(refused, 0) << "heads";
   EXPECT_GT(found, 0) << "rows";
   StateSnapshot cut = whole;
-  for (auto& b : cut.blocks) b.extent.resize(b.extent.size() - 1);
+  for (auto& b : cut.blocks)
+    for (auto& e : b.extents) e = changed(e, e->size(), e->size() - 1);
   EXPECT_EQ(make(with_host(qwen_like()))->adopt(ask(prompt), cut), 0);
   EXPECT_EQ(make(with_host(lfm_like()))->adopt(ask(prompt), whole), 0) << "of another layout";
   EXPECT_EQ(make(with_host(qwen_like()))->adopt(ask(prompt, "b"), whole), 0) << "of another tenant";

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "base/log.h"
-#include "engine/state/extent.h"
+#include "engine/state/block_extent.h"
 #include "engine/state/manager_impl.h"
 #include "engine/state/needs.h"
 
@@ -65,7 +65,10 @@ StateManager::Impl::Impl(StateConfig c)
       recurrent(recurrent_groups(config.model)),
       ladder_blocks(carrel::ladder_blocks(config.model)),
       pool(config.model, config.budget_bytes, config.poison),
-      index(config.model, config.max_ghosts, config.host_budget_bytes) {
+      index(config.model, config.max_ghosts, config.host_budget_bytes),
+      disk(config.disk),
+      extent_rows(extent_layout(config.model, config.numerics_id)) {
+  begin_tiers();
   if (!config.reuse) return;
   const auto warn = [&](std::string text) {
     spdlog::warn("{}: {}", config.label, text);
@@ -93,7 +96,9 @@ Result<std::unique_ptr<StateManager>> StateManager::create(StateConfig config) {
 }
 
 StateManager::StateManager(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
-StateManager::~StateManager() = default;
+StateManager::~StateManager() {
+  impl_->end_tiers();
+}
 
 int64_t StateManager::Impl::peak_pages(int64_t group, int64_t n_tokens) const {
   return carrel::peak_pages(spec(group), block_size, n_tokens, config.max_step_tokens);
@@ -153,21 +158,31 @@ std::optional<int> StateManager::Impl::find_namespace(const AdmitRequest& reques
 }
 
 int StateManager::Impl::intern_namespace(const AdmitRequest& request) {
-  return namespaces.try_emplace({request.namespace_id, request.namespace_secret}, static_cast<int>(namespaces.size())).first->second;
+  const auto [at, fresh] = namespaces.try_emplace({request.namespace_id, request.namespace_secret}, static_cast<int>(namespaces.size()));
+  if (fresh) {
+    namespace_names.push_back(at->first);
+    namespace_ids.insert(request.namespace_id);
+  }
+  return at->second;
 }
 
 // ---- matching
 
-Match StateManager::Impl::match(const Walk& walk, std::vector<Record*>& failed) const {
+Match StateManager::Impl::match(const Walk& walk, std::vector<Record*>& failed, bool device_only) const {
   const RecordRule r = rule();
+  const int64_t now = index.has_copies() ? config.env->mono_ns() : 0;
   Intersection hit = intersect(config.model, walk.n_nominal, [&](int g, int64_t b) {
     const Block& block = *walk.chain[static_cast<size_t>(b)];
     const std::string_view lacks = residency(block, g, r);
-    if (!lacks.empty() && index.in_host(block, g)) return std::string_view();
+    if (!lacks.empty() && index.in_lower(block, g)) {
+      const LowerCopy& copy = block.lower[static_cast<size_t>(set_of(spec(g).kind))];
+      if (device_only || (!copy.host && copy.avoid_until > now)) return std::string_view("offloaded");
+      return std::string_view();
+    }
     if (!lacks.empty() && block.records[static_cast<size_t>(g)]) failed.push_back(block.records[static_cast<size_t>(g)].get());
     return lacks;
   });
-  return {walk.n_nominal * block_size, hit.n_blocks * block_size, 0, std::move(hit.vetoes)};
+  return {walk.n_nominal * block_size, hit.n_blocks * block_size, 0, false, std::move(hit.vetoes)};
 }
 
 /// A record that failed a check is never offered again.
@@ -180,17 +195,17 @@ void StateManager::Impl::quarantine(Record* record, Check failed) {
 }
 
 Match StateManager::explain(const AdmitRequest& request) const {
-  const Impl& m = *impl_;
+  Impl& m = *impl_;  // nothing is taken, but what the disk has of the prompt becomes known
   if (!m.config.reuse || !request.reuse) return {};
   const int64_t n = m.matchable_blocks(request.tokens.size());
   BlockKeys own;
   BlockKeys& keys = request.keys != nullptr ? *request.keys : own;
   m.fill_keys(request, keys, static_cast<size_t>(n));
   std::lock_guard lock(m.mu);
-  const auto ns = m.find_namespace(request);
-  if (!ns) return {};
   std::vector<Record*> failed;
-  return m.match(walk_chain(m.index, keys, request.tokens, *ns, m.block_size, n), failed);
+  Match found = m.match(m.walk(keys, request.tokens, m.intern_namespace(request), n), failed);
+  m.index.trim_ghosts();
+  return found;
 }
 
 // ---- admission
@@ -205,14 +220,28 @@ Result<Admission> StateManager::admit(const AdmitRequest& request) {
     return std::unexpected(std::move(fits).error());
   }
   m.fill_keys(request, keys, request.tokens.size() / static_cast<size_t>(m.block_size));
-  std::lock_guard lock(m.mu);
-  auto admission = m.admit_locked(request, keys);
-  m.index.trim_ghosts();
-  m.audit();
-  return admission;
+  if (m.config.seal_key) (void)m.config.seal_key(request.namespace_id);  // the first time it may read a file: not under the lock
+  for (std::shared_ptr<Restore> own;;) {                                 // brought back by this very call
+    std::shared_ptr<Restore> restore;
+    {
+      std::lock_guard lock(m.mu);
+      auto admission = m.admit_locked(request, keys, &restore);
+      if (own != nullptr) m.drop_ready([&](const Restore& r) { return &r == own.get(); });
+      m.index.trim_ghosts();
+      m.audit();
+      if (restore == nullptr) return admission;
+      own = restore;
+      m.to_restore.push_back(std::move(restore));
+      if (m.restorers) {
+        m.restorers->wake();
+        return admission;
+      }
+    }
+    (void)m.restore_some();
+  }
 }
 
-Result<Admission> StateManager::Impl::admit_locked(const AdmitRequest& request, const BlockKeys& keys) {
+Result<Admission> StateManager::Impl::admit_locked(const AdmitRequest& request, const BlockKeys& keys, std::shared_ptr<Restore>* restore) {
   const bool reuse = config.reuse && request.reuse;
   const int64_t max_blocks = matchable_blocks(request.tokens.size());
   const auto n_full = static_cast<int64_t>(request.tokens.size()) / block_size;
@@ -220,13 +249,13 @@ Result<Admission> StateManager::Impl::admit_locked(const AdmitRequest& request, 
   Walk walk;
   Match found;
   if (reuse) {
-    walk = walk_chain(index, keys, request.tokens, ns, block_size, max_blocks);
-    do {
-      std::vector<Record*> failed;
-      found = match(walk, failed);
-      for (Record* r : failed) quarantine(r, *failed_check(*r, rule()));
-      walk.measure();
-    } while (!verify_host(walk, found));
+    walk = this->walk(keys, request.tokens, ns, max_blocks);
+    std::vector<Record*> failed;
+    found = match(walk, failed);
+    for (Record* r : failed) quarantine(r, *failed_check(*r, rule()));
+    walk.measure();
+    CARREL_ASSIGN(const bool wait, bring_back(walk, found, restore));
+    if (wait) return Admission{};
   }
   const int64_t hit = found.effective / block_size;
   if (reuse && computed_by_another(keys, hit, max_blocks)) {
@@ -252,6 +281,8 @@ Result<Admission> StateManager::Impl::admit_locked(const AdmitRequest& request, 
   seq->n_prompt = request.tokens.size();
   seq->keys.assign(keys.begin(), keys.begin() + n_full);
   seq->n_past = found.effective;
+  std::vector<std::shared_ptr<Restore>> held;
+  if (hit > 0 && !ready.empty()) held = take_ready(walk, hit, found);
   seq->match = found;
   seq->cells.resize(static_cast<size_t>(n_groups()));
   seq->table.resize(static_cast<size_t>(n_groups()));
@@ -263,8 +294,8 @@ Result<Admission> StateManager::Impl::admit_locked(const AdmitRequest& request, 
   seq->restored = hit > 0;
   seq->newest.cells.resize(recurrent.size());
   pin(*seq, walk, hit);
+  for (const auto& r : held) drop_restore(r);  // their leases are the sequence's now
   Status space = check_room(*seq);
-  if (space) space = restore(*seq, walk, hit);
   if (space) space = reserve_locked(*seq, std::min<int64_t>(block_size, static_cast<int64_t>(request.tokens.size()) - seq->n_past));
   if (space && config.model.slot_bytes > 0) {
     seq->slot = take(pool.slot_kind());
@@ -278,7 +309,7 @@ Result<Admission> StateManager::Impl::admit_locked(const AdmitRequest& request, 
 
   seq->manager = this;  // from here on it is live: committed
   live.insert(seq.get());
-  if (hit > 0) index.touch(walk.chain[static_cast<size_t>(hit) - 1], 1, tick);
+  if (hit > 0) touch(walk, hit);
   if (seq->storing) announce(*seq, hit, n_full);
   count_match(request, seq->match, walk, max_blocks);
   return Admission{Sequence(std::move(seq))};

@@ -9,6 +9,7 @@
 // space is short.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -20,8 +21,12 @@
 #include "base/hash.h"
 #include "engine/state/block_key.h"
 #include "engine/state/spec.h"
+#include "storage/extent.h"
 
 namespace carrel {
+
+class ExtentStore;
+struct ExtentVerify;
 
 /// Why a nominal match was not used whole.
 struct Veto {
@@ -36,19 +41,29 @@ struct StateConfig {
   ModelState model;
   Digest model_digest{};  // weights + tokenizer + template + rope + dtypes
   std::string numerics_id;
-  std::string kernel_layout_id;     // page_layout_id of the graph that will read the pages (check 2)
-  size_t budget_bytes = 0;          // all pages and slots
-  size_t host_budget_bytes = 0;     // copies of what leaves them; 0: it is gone
-  int max_sequences = 256;          // live at a time
-  int64_t max_step_tokens = 512;    // the most that one reserve() will ask for: prefill chunk
-  int64_t max_sequence_tokens = 0;  // longest prompt + answer; 0: unknown
-  int64_t max_ghosts = 65536;       // evicted blocks whose keys are remembered
-  double recurrent_share = 0.5;     // of the budget, that the recurrent records of one namespace may take
-  bool reuse = true;                // prefix_reuse.enabled
-  bool poison = false;              // fill free pages with NaN (tests)
-  bool audit = false;               // assert the four invariants after every transition (tests, debug)
-  std::string label = "state";      // begins its log lines: a drill's faults are not the server's
-  BlockKeyFn key_fn;                // tests: another key function; empty: block_key
+  std::string kernel_layout_id;  // page_layout_id of the graph that will read the pages (check 2)
+  size_t budget_bytes = 0;       // all pages and slots
+  size_t host_budget_bytes = 0;  // copies of what leaves them; 0: no host tier
+  ExtentStore* disk = nullptr;   // the disk tier, borrowed; null: there is none
+  Env* env = Env::real();        // clocks of transfers, salts of extents
+  /// Threads that restore; one more writes behind. 0 (tests, drills): a restore runs in the call that wants it, and copies are made in host
+  /// memory when something is evicted.
+  int transfer_threads = 0;
+  /// Key that a namespace's extents are sealed with; null: it has none (any more) and nothing leaves the device. Empty: not encrypted.
+  std::function<std::shared_ptr<const ExtentKey>(const std::string& namespace_id)> seal_key;
+  double offload_threshold = 0.85;     // of the budget in use, above which what would be evicted next is copied, too
+  int64_t write_delay_ms = 2000;       // from publication to the copy
+  int64_t restore_deadline_ms = 5000;  // then it is computed again
+  int max_sequences = 256;             // live at a time
+  int64_t max_step_tokens = 512;       // the most that one reserve() will ask for: prefill chunk
+  int64_t max_sequence_tokens = 0;     // longest prompt + answer; 0: unknown
+  int64_t max_ghosts = 65536;          // evicted blocks whose keys are remembered
+  double recurrent_share = 0.5;        // of the budget, that the recurrent records of one namespace may take
+  bool reuse = true;                   // prefix_reuse.enabled
+  bool poison = false;                 // fill free pages with NaN (tests)
+  bool audit = false;                  // assert the four invariants after every transition (tests, debug)
+  std::string label = "state";         // begins its log lines: a drill's faults are not the server's
+  BlockKeyFn key_fn;                   // tests: another key function; empty: block_key
 };
 
 struct AdmitRequest {
@@ -64,9 +79,10 @@ struct AdmitRequest {
 };
 
 struct Match {
-  int64_t nominal = 0;    // tokens whose block keys are known, at most ⌊(len−1)/B⌋·B
-  int64_t effective = 0;  // tokens whose computation is skipped
-  int64_t restored = 0;   // of these, in blocks of which something came from a lower tier
+  int64_t nominal = 0;     // tokens whose block keys are known, at most ⌊(len−1)/B⌋·B
+  int64_t effective = 0;   // tokens whose computation is skipped
+  int64_t restored = 0;    // of these, in blocks of which something came from a lower tier
+  bool from_disk = false;  // and of that, something from disk
   std::vector<Veto> vetoes;
 };
 
@@ -104,7 +120,7 @@ class Sequence {
 
 /// What admit says when it does not fail.
 struct Admission {
-  std::optional<Sequence> sequence;  // empty: wait, another live sequence is computing the next block of this prefix
+  std::optional<Sequence> sequence;  // empty: wait; another live sequence computes the next block of this prefix, or it is being restored
 };
 
 struct StateStats {
@@ -130,10 +146,21 @@ struct StateStats {
   uint64_t captured = 0, captures_skipped = 0;  // state points of recurrent groups: kept; not, for want of space
   uint64_t compared = 0, digest_mismatches = 0, quarantined = 0, key_collisions = 0;
   size_t host_budget_bytes = 0, host_bytes = 0;
-  int64_t n_host_blocks = 0;  // with a copy in host memory
-  uint64_t offloaded = 0, restored = 0, host_evicted = 0,
-           restored_tokens = 0;                            // copies made; records brought back; copies given up; of hits
-  uint64_t restore_failures[std::size(kStateKinds)] = {};  // records whose copy was not what was sealed
+  int64_t n_host_extents = 0;                               // kept in host memory
+  uint64_t offloaded = 0, restored = 0, host_evicted = 0;   // extents kept in host memory; records brought back; extents given up
+  uint64_t restored_tokens = 0;                             // of hits
+  uint64_t restored_from_disk = 0;                          // of the records
+  uint64_t restores_failed = 0, restore_failed_tokens = 0;  // tried, and computed again or matched shorter instead
+  uint64_t restores_declined = 0;                           // computing again was quicker, by measured rates
+  double restore_seconds[2] = {};                           // from the plan to the pages: host memory, disk
+  uint64_t restore_bytes[2] = {};
+  size_t disk_budget_bytes = 0, disk_bytes = 0;  // of the disk tier, other models' extents included
+  int64_t n_disk_extents = 0;
+  std::string disk_alert;  // why the last write to it failed
+  uint64_t stored_on_disk = 0, stored_bytes = 0, disk_evicted = 0, disk_write_failures = 0;
+  uint64_t dropped_uncopied = 0;                           // evicted before a copy was made, although worth keeping
+  int64_t n_write_queue = 0;                               // extents that are due
+  uint64_t restore_failures[std::size(kStateKinds)] = {};  // records whose copy could not be used
   uint64_t vetoes[std::size(kStateKinds)] = {};            // requests whose match this kind shortened
   uint64_t check_failures[4] = {};                         // whole blocks, layout, intersection (epoch), alignment
   bool inert_alarm = false;  // 100 eligible requests in a row with nominal > 0 and effective = 0; ends with the next hit
@@ -144,7 +171,7 @@ struct StateSnapshot {
   struct Block {
     int64_t parent = -1;  // index in `blocks`
     std::vector<int32_t> tokens;
-    Bytes extent;
+    std::vector<std::shared_ptr<const AlignedBytes>> extents;  // at most one per set, sealed as in any tier
   };
   std::vector<Block> blocks;
 };
@@ -167,6 +194,14 @@ class StateManager {
   /// Matching alone, nothing taken (explain).
   Match explain(const AdmitRequest& request) const;
 
+  /// Copies down what is due, and (all) what will be; for shutdown and tests. False: the deadline (mono ns) came first.
+  bool flush(bool all, int64_t deadline_ns);
+  /// What computing took, for the choice between restoring and computing again.
+  void note_computed(int64_t n_tokens, int64_t ns);
+  /// Removes extents from disk that were not used for their time to live; finishes what earlier removals left. About once a minute.
+  void sweep_disk();
+  /// Called, from any thread, when a request that waits for a restore should be tried again. Set before the first admission.
+  void on_restored(std::function<void()> wake);
   /// Forgets every block of a namespace; records that a live sequence leases are unpublished at once and freed on release, and its live
   /// sequences publish nothing more. Returns the number of records, in whatever tier they were.
   int64_t purge(const std::string& namespace_id);
@@ -178,6 +213,9 @@ class StateManager {
   int64_t quarantine_prefix(const AdmitRequest& request, int64_t n_tokens);
   /// Computes the digest of every published record again; one that differs is quarantined. Returns how many. Holds the lock throughout.
   int64_t verify();
+  /// Reads, opens and checks every extent on disk, other models' too; a bad one is quarantined. Takes as long as that takes; requests go on.
+  /// Empty without a disk tier.
+  std::optional<ExtentVerify> verify_disk();
   /// Copies everything that the request's namespace has, whatever tier it is in.
   StateSnapshot snapshot(const AdmitRequest& of) const;
   /// Takes a snapshot's blocks into host memory, as far as they are what this model, tenant, arithmetic and layout would have made (by key

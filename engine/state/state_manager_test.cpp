@@ -408,6 +408,11 @@ TEST(StateManager, RegistersOfANamespaceKeepToTheirShare) {
     most = std::max(most, n);
   }
   EXPECT_GT(most + registers, share) << "the share was used up";
+  EXPECT_EQ(serve(*m, ask(text(64 + 5, 159))).effective, 64) << "the newest stay";
+  for (int twice = 0; twice < 2; twice++)
+    for (uint64_t i = 130; i < 160; i++) serve(*m, ask(text(64 + 5, i)));
+  serve(*m, ask(text(64 + 5, 200)));
+  EXPECT_EQ(serve(*m, ask(text(64 + 5, 200))).effective, 64) << "among others that were used before";
 }
 
 TEST(StateManager, GhostsAreBoundedAndNeverNominal) {

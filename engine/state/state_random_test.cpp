@@ -84,7 +84,7 @@ class Walker {
     c.max_step_tokens = 3 * model_.block_size;
     c.max_sequences = 6;
     c.max_ghosts = room ? 1'000'000 : 40;
-    c.host_budget_bytes = room ? budget : budget / 2;
+    c.host_budget_bytes = room ? size_t{1} << 30 : 24 * 2 * kExtentUnitBytes;  // extents of these small pages are mostly padding
     manager_ = make(std::move(c));
     ladder_ = manager_->stats().ladder_tokens / model_.block_size;
     for (size_t g = 0; g < model_.groups.size(); g++) (model_.groups[g].kind == StateKind::kRecurrent ? registers_ : others_) |= 1u << g;

@@ -7,19 +7,27 @@
 
 namespace carrel {
 
+namespace {
+constexpr int64_t kPurgeMs = 10'000;  // for readers of extents to end
+}
+
 int64_t StateManager::purge(const std::string& namespace_id) {
   Impl& m = *impl_;
-  std::lock_guard lock(m.mu);
   int64_t n = 0;
-  for (const auto& [name, ns] : m.namespaces) {
-    if (name.first != namespace_id) continue;
-    for (Sequence::Impl* seq : m.live)
-      if (seq->ns == ns) m.stop_storing(*seq);
-    n += m.index.erase(ns);
+  {
+    std::lock_guard lock(m.mu);
+    for (const auto& [name, ns] : m.namespaces) {
+      if (name.first != namespace_id) continue;
+      for (Sequence::Impl* seq : m.live)
+        if (seq->ns == ns) m.stop_storing(*seq);
+      m.revoke_restores(ns);
+      n += m.index.erase(ns);
+    }
+    m.counters.purged += static_cast<uint64_t>(n);
+    m.purges[namespace_id]++;
+    m.audit();
   }
-  m.counters.purged += static_cast<uint64_t>(n);
-  m.purges[namespace_id]++;
-  m.audit();
+  if (m.disk != nullptr) n += m.purge_disk(namespace_id);
   return n;
 }
 
@@ -28,6 +36,7 @@ void StateManager::bump_epoch() {
   std::lock_guard lock(m.mu);
   m.epoch++;
   for (Sequence::Impl* seq : m.live) m.stop_storing(*seq);
+  m.revoke_restores(-1);
   m.counters.purged += static_cast<uint64_t>(m.index.erase(-1));
   m.audit();
 }
@@ -47,8 +56,10 @@ int64_t StateManager::quarantine_prefix(const AdmitRequest& request, int64_t n_t
   const auto ns = m.find_namespace(request);
   if (!ns) return 0;
   int64_t n = 0;
-  for (Block* block : walk_chain(m.index, keys, request.tokens, *ns, m.block_size, n_blocks).chain) {
-    m.index.drop_host(block, -1);
+  m.revoke_restores(*ns);
+  for (Block* block : m.walk(keys, request.tokens, *ns, n_blocks).chain) {
+    for (const ExtentSet set : kExtentSets)
+      if (m.index.forget_copy(block, set, -1, RecordState::kQuarantined)) m.doomed.push_back(m.id_of(*block, set));
     for (const auto& r : block->records) {
       if (!r) continue;
       m.index.detach(r.get(), RecordState::kQuarantined);
@@ -88,8 +99,14 @@ LayoutStamp StateManager::layout_stamp() const {
 
 StateStats StateManager::stats() const {
   const Impl& m = *impl_;
+  ExtentStoreStats disk;
+  if (m.disk != nullptr) disk = m.disk->stats();
   std::lock_guard lock(m.mu);
   StateStats s = m.counters;
+  s.disk_budget_bytes = disk.max_bytes;
+  s.disk_bytes = disk.row_bytes;
+  s.n_disk_extents = static_cast<int64_t>(disk.n_rows);
+  s.disk_alert = std::move(disk.alert);
   s.budget_bytes = m.pool.budget_bytes();
   s.used_bytes = m.pool.used_bytes();
   s.free_bytes = s.budget_bytes - s.used_bytes;
@@ -105,8 +122,8 @@ StateStats StateManager::stats() const {
   s.evicted = m.index.n_evicted();
   s.host_budget_bytes = m.index.host_budget_bytes();
   s.host_bytes = m.index.host_bytes();
-  s.n_host_blocks = m.index.n_host();
-  s.offloaded = m.index.n_offloaded();
+  s.n_host_extents = m.index.n_host();
+  s.n_write_queue = static_cast<int64_t>(m.due_down.size());
   s.host_evicted = m.index.n_host_evicted();
   return s;
 }
@@ -129,11 +146,11 @@ Status StateManager::damage_for_test(const AdmitRequest& prefix, int64_t block, 
   Block* at = block >= 0 && block < static_cast<int64_t>(keys.size()) ? m.index.find(keys[static_cast<size_t>(block)]) : nullptr;
   const auto g = static_cast<int>(spec - m.config.model.groups.begin());
   if (at != nullptr && (damage == Damage::kDropHost || damage == Damage::kFlipHostBit)) {
-    if (!m.index.in_host(*at, g)) return fail(Code::kNotFound, "host memory has no copy of block " + std::to_string(block), group);
+    if (!m.index.in_lower(*at, g)) return fail(Code::kNotFound, "no copy of block " + std::to_string(block) + " in host memory", group);
     if (damage == Damage::kDropHost)
-      m.index.drop_host(at, g);
+      (void)m.index.forget_copy(at, m.index.set_of_group(g), g, RecordState::kEvicted);
     else
-      m.index.damage_host_for_test(at, g);
+      m.flip_copy_for_test(at, g);
     return {};
   }
   Record* r = at == nullptr ? nullptr : at->records[static_cast<size_t>(g)].get();
@@ -167,7 +184,8 @@ Status StateManager::damage_for_test(const AdmitRequest& prefix, int64_t block, 
       break;
     }
     case Damage::kOffload:
-      if (!m.index.offload(at)) return fail(Code::kUnavailable, "the host tier is off or too small", "cache.offload.host_memory_size");
+      if (!m.index.in_lower(*at, g) && (!m.copy_down_now(at) || !m.index.in_lower(*at, g)))
+        return fail(Code::kUnavailable, "the host tier is off or too small", "cache.offload.host_memory_size");
       m.index.detach(r, RecordState::kEvicted);
       break;
     case Damage::kDropHost:
@@ -186,22 +204,53 @@ bool StateManager::evict_one_for_test() {
   return done;
 }
 
+/// A bit of the sealed rows of a group, in a copy of the copy: extents are never changed in place.
+void StateManager::Impl::flip_copy_for_test(Block* block, int group) {
+  LowerCopy& copy = index.lower(block, group);
+  if (!copy.host) return;
+  const auto view = view_block(config.model, extent_of(*block, index.set_of_group(group)), copy.host->span());
+  auto changed = AlignedBytes::allocate(copy.host->size());
+  if (!view || !changed) return;
+  std::copy(copy.host->span().begin(), copy.host->span().end(), changed->data());
+  for (const ExtentPartInfo& p : view->parts())
+    if (p.group == group) changed->data()[p.offset] ^= std::byte{1};
+  copy.host = std::make_shared<const AlignedBytes>(std::move(*changed));
+}
+
 // ---- snapshots
 
+/// All that the block has, wherever it is in memory, as extents.
+std::vector<std::shared_ptr<const AlignedBytes>> StateManager::Impl::seal_all(Block* block) {
+  std::vector<std::shared_ptr<const AlignedBytes>> out;
+  for (const ExtentSet set : kExtentSets) {
+    const LowerCopy& copy = block->lower[static_cast<size_t>(set)];
+    const Down d = describe(block, set);
+    if (d.what.sources.empty()) {
+      if (copy.host) out.push_back(copy.host);
+      continue;
+    }
+    const auto key = data_key(block->ns);
+    if (key == nullptr && config.seal_key) return {};
+    if (auto extent = seal_block(config.model, d.what, key.get(), ++sealed, config.env))
+      out.push_back(std::make_shared<const AlignedBytes>(std::move(*extent)));
+  }
+  return out;
+}
+
 StateSnapshot StateManager::snapshot(const AdmitRequest& of) const {
-  const Impl& m = *impl_;
+  Impl& m = *impl_;
   StateSnapshot out;
   std::lock_guard lock(m.mu);
   const auto ns = m.find_namespace(of);
   if (!ns) return out;
   std::unordered_map<const Block*, int64_t> placed;
-  m.index.for_each_block(*ns, [&](const Block& block) {
-    Bytes extent = m.index.encode(block);
-    if (extent.empty()) return;
+  m.index.for_each_block(*ns, [&](Block& block) {
+    auto extents = m.seal_all(&block);
+    if (extents.empty()) return;
     const auto parent = placed.find(block.parent);
     if (block.parent != nullptr && parent == placed.end()) return;  // what is above it is gone
     placed.emplace(&block, static_cast<int64_t>(out.blocks.size()));
-    out.blocks.push_back({parent == placed.end() ? -1 : parent->second, block.tokens, std::move(extent)});
+    out.blocks.push_back({parent == placed.end() ? -1 : parent->second, block.tokens, std::move(extents)});
   });
   return out;
 }
@@ -218,15 +267,43 @@ int64_t StateManager::adopt(const AdmitRequest& of, const StateSnapshot& snapsho
     if ((b.parent >= 0 && parent == nullptr) || b.tokens.size() != static_cast<size_t>(m.block_size)) continue;
     const Digest key = m.config.key_fn ? m.config.key_fn(of.namespace_secret, m.context, parent ? &parent->key : nullptr, b.tokens)
                                        : block_key(of.namespace_secret, m.context, parent ? &parent->key : nullptr, b.tokens);
-    if (!m.index.is_extent_of(key, b.extent)) continue;  // of another model, tenant, arithmetic or layout, or damaged
     Block* node = m.index.ensure(key, parent, ns, b.tokens);
-    if (node == nullptr || !m.index.attach(node, b.extent)) continue;
+    if (node == nullptr) continue;
+    bool taken = false;
+    for (const auto& extent : b.extents)
+      taken |= m.adopt_extent(node, extent);  // of another model, tenant, arithmetic or layout, or damaged: not
+    if (!taken) continue;
     placed.back() = node;
     n++;
   }
   m.index.trim_ghosts();
   m.audit();
   return n;
+}
+
+bool StateManager::Impl::adopt_extent(Block* block, const std::shared_ptr<const AlignedBytes>& extent) {
+  for (const ExtentSet set : kExtentSets) {
+    const auto view = view_block(config.model, extent_of(*block, set), extent->span());
+    if (!view) continue;
+    const LowerCopy& copy = block->lower[static_cast<size_t>(set)];
+    if (copy.exists() && (copy.groups & ~groups_in(*view)) != 0) return false;  // what is here has more
+    return index.attach_host(block, set, extent, groups_in(*view));
+  }
+  return false;
+}
+
+/// Erases the namespace's extents; whoever writes one now ends first. Returns the extents.
+int64_t StateManager::Impl::purge_disk(const std::string& namespace_id) {
+  std::lock_guard one(writing);
+  const auto purged = disk->purge(namespace_id, config.env->mono_ns() + kPurgeMs * 1'000'000);
+  {
+    std::lock_guard lock(mu);
+    on_disk.clear();
+    load_disk_rows();
+  }
+  if (purged) return static_cast<int64_t>(purged->n_rows);
+  spdlog::error("{}: extents of namespace {} could not be erased from disk: {}", config.label, namespace_id, purged.error().text());
+  return 0;
 }
 
 }  // namespace carrel
