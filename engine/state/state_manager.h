@@ -194,8 +194,6 @@ class StateManager {
   /// Matching alone, nothing taken (explain).
   Match explain(const AdmitRequest& request) const;
 
-  /// Copies down what is due, and (all) what will be; for shutdown and tests. False: the deadline (mono ns) came first.
-  bool flush(bool all, int64_t deadline_ns);
   /// What computing took, for the choice between restoring and computing again.
   void note_computed(int64_t n_tokens, int64_t ns);
   /// Removes extents from disk that were not used for their time to live; finishes what earlier removals left. About once a minute.

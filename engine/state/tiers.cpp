@@ -1,4 +1,4 @@
-// The lower tiers as a whole: beginning and end of their threads, what the disk has at start, uses, flushing.
+// The lower tiers as a whole: beginning and end of their threads, what the disk has at start, uses, sweeping.
 #include <algorithm>
 
 #include "base/log.h"
@@ -90,13 +90,6 @@ void StateManager::Impl::touch(const Walk& walk, int64_t n_blocks) {
         used.push_back(id_of(*block, set));
   }
   if (disk != nullptr) disk->touch(used);
-}
-
-bool StateManager::flush(bool all, int64_t deadline_ns) {
-  Impl& m = *impl_;
-  while (m.write_some(all))
-    if (m.config.env->mono_ns() > deadline_ns) return false;
-  return true;
 }
 
 void StateManager::sweep_disk() {
